@@ -1,0 +1,9 @@
+"""What the exporter and the remediator both need: job ids, the vocabulary, the bundle files."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+__all__ = ["__version__"]
+
+__version__ = metadata.version("tocsin")

@@ -1,0 +1,1 @@
+"""The node agent: sources, identity, collectors, /metrics."""

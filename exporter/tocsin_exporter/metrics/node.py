@@ -1,0 +1,45 @@
+"""Series of the node (fabric ports, host) and of the exporter itself."""
+
+from __future__ import annotations
+
+from tocsin_exporter.metrics.family import JOB_PORT, NODE, PORT, Family, Kind, Tier
+
+__all__ = ["FAMILIES"]
+
+_C, _G = Kind.COUNTER, Kind.GAUGE
+
+FAMILIES = (
+    # fabric
+    Family("tocsin_fabric_port_info", _G, (*PORT, "link_layer", "hca_type", "firmware"), "", "Always 1: what the port is.", Tier.FABRIC),
+    Family("tocsin_fabric_port_active", _G, PORT, "", "1 when the port's logical state is ACTIVE.", Tier.FABRIC),
+    Family("tocsin_fabric_port_rate_bytes_per_second", _G, PORT, "", "Signalling rate of the port.", Tier.FABRIC),
+    Family("tocsin_fabric_receive_bytes_total", _C, PORT, "bytes", "Data received.", Tier.FABRIC),
+    Family("tocsin_fabric_transmit_bytes_total", _C, PORT, "bytes", "Data sent.", Tier.FABRIC),
+    Family("tocsin_fabric_transmit_wait_total", _C, PORT, "", "Ticks in which the port had data and no credit.", Tier.FABRIC),
+    Family("tocsin_fabric_errors_total", _C, (*PORT, "counter"), "", "Port error counters, by the kernel's file name.", Tier.FABRIC),
+    Family("tocsin_fabric_link_downed_total", _C, PORT, "", "Times the link failed and went down.", Tier.FABRIC),
+    Family("tocsin_job_port_receive_bytes_total", _C, JOB_PORT, "bytes", "While the job holds the port. Data received."),
+    Family("tocsin_job_port_transmit_bytes_total", _C, JOB_PORT, "bytes", "While the job holds the port. Data sent."),
+    Family("tocsin_job_port_errors_total", _C, (*JOB_PORT, "counter"), "", "While the job holds the port. Port error counters, by the kernel's file name."),
+    Family("tocsin_job_port_active", _G, JOB_PORT, "", "While the job holds the port. 1 when its logical state is ACTIVE."),
+    # host
+    Family("tocsin_host_pressure_seconds_total", _C, (*NODE, "resource", "kind"), "seconds", "Pressure stall time by resource (cpu, memory, io) and kind (some, full)."),
+    Family("tocsin_host_memory_total_bytes", _G, NODE, "bytes", "Memory of the host."),
+    Family("tocsin_host_memory_available_bytes", _G, NODE, "bytes", "Memory that can be had without swapping."),
+    Family("tocsin_host_oom_kills_total", _C, NODE, "", "Processes that the kernel killed for lack of memory since boot."),
+    Family("tocsin_host_boot_timestamp_seconds", _G, NODE, "seconds", "When the host booted."),
+    Family("tocsin_host_load1", _G, NODE, "", "Load average over one minute."),
+    # the exporter
+    Family("tocsin_exporter_info", _G, (*NODE, "version", "kernel", "ebpf"), "", "Always 1: this exporter; `ebpf` is the loader step in use or off."),
+    Family("tocsin_exporter_start_timestamp_seconds", _G, NODE, "seconds", "When this exporter started."),
+    Family("tocsin_exporter_source_errors_total", _C, (*NODE, "source", "reason"), "", "Reads that failed, each a gap in what depends on it."),
+    Family("tocsin_exporter_unattributed_increments_total", _C, NODE, "", "Event counts that belong to no holder because the holder changed while the exporter was down."),
+    Family("tocsin_exporter_dropped_labels_total", _C, (*NODE, "reason"), "", "Label values from outside that were cut or refused."),
+    Family("tocsin_exporter_kernel_records_total", _C, (*NODE, "facility"), "", "Kernel log records read; `user` ones were written by user space and are never events."),
+    Family("tocsin_identity_conflicts_total", _C, (*NODE, "fact"), "", "Processes whose sources disagree about a fact."),
+    Family("tocsin_collector_success", _G, (*NODE, "collector"), "", "1 when the collector's last run succeeded."),
+    Family("tocsin_collector_duration_seconds", _G, (*NODE, "collector"), "seconds", "Duration of the collector's last run."),
+    Family("tocsin_collector_last_success_timestamp_seconds", _G, (*NODE, "collector"), "seconds", "When the collector last succeeded."),
+    Family("tocsin_collector_error_info", _G, (*NODE, "collector", "reason"), "", "Always 1, present while the collector fails: why."),
+    Family("tocsin_visibility", _G, (*NODE, "layer"), "", "What the node shows of a layer: 1 seen, 0.5 partly, 0 not."),
+)
