@@ -32,7 +32,7 @@ class ConfigError(ExporterError):
     """A flag or a file that the user gave cannot be used."""
 
 
-class _Reasoned(ExporterError):
+class _ReasonedError(ExporterError):
     def __init__(self, reason: str, detail: str) -> None:
         if reason not in REASONS:
             raise ValueError(f"unknown reason {reason!r}, expected one of {REASONS}")
@@ -41,9 +41,9 @@ class _Reasoned(ExporterError):
         self.detail = detail
 
 
-class CollectError(_Reasoned):
+class CollectError(_ReasonedError):
     """A collector cannot serve its series now."""
 
 
-class SourceError(_Reasoned):
+class SourceError(_ReasonedError):
     """A source could not be read."""

@@ -53,10 +53,10 @@ class IdentityView(Protocol):
         """Return the rank and job processes alive at the last scan."""
 
     def departed(self) -> tuple[tuple[ProcessIdentity, float], ...]:
-        """Return processes that ended in the last 15 minutes, each with the wall-clock time it was noticed."""
+        """Return processes that ended in the last 15 minutes, each with the wall-clock time of notice."""
 
     def by_pid(self, pid: int) -> ProcessIdentity | None:
         """Return who *pid* is, or was until lately; the living process wins over a departed one."""
 
     def subscribe(self, arrived: ProcessListener, left: ProcessListener) -> None:
-        """Call *arrived* (at once for those living) and *left* from the scanning thread; they must be quick."""
+        """Call *arrived* (at once for those living) and *left* from the scanning thread; both must be quick."""
