@@ -1,0 +1,1 @@
+"""The whole stack on one machine: what runs, how it is started, watched and stopped."""
