@@ -108,7 +108,9 @@ def read_record(path: Path) -> StackRecord | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as err:
-        raise LabError(f"{path}: not a record of a lab ({err}); remove the directory if nothing uses it") from err
+        raise LabError(
+            f"{path}: not a record of a lab ({err}); remove the directory if nothing uses it"
+        ) from err
     try:
         return StackRecord(
             supervisor=ProcessId(**body["supervisor"]),
@@ -121,7 +123,9 @@ def read_record(path: Path) -> StackRecord | None:
             notes=tuple(body["notes"]),
         )
     except (KeyError, TypeError) as err:
-        raise LabError(f"{path}: not a record of a lab ({err}); remove the directory if nothing uses it") from err
+        raise LabError(
+            f"{path}: not a record of a lab ({err}); remove the directory if nothing uses it"
+        ) from err
 
 
 def boot_id(procfs: Path = Path("/proc")) -> str:
@@ -150,6 +154,8 @@ def clean_up(run: RunDir, record: StackRecord) -> list[str]:
         stubborn = end([part.process for part in left], grace=3.0)
         if stubborn:
             pids = ", ".join(str(process.pid) for process in stubborn)
-            raise LabError(f"processes {pids} of an earlier lab do not end; look at them with ps and end them")
+            raise LabError(
+                f"processes {pids} of an earlier lab do not end; look at them with ps and end them"
+            )
     run.remove()
     return stopped

@@ -1,0 +1,103 @@
+"""The commands of the stack's parts: one function per part, from paths and ports to an argument vector."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tocsin_lab.stack.ports import LOOPBACK
+from tocsin_lab.stack.programs import program
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process to run: where it says that it is ready, and whether the lab goes on without it."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    url: str = ""
+    ready: str = ""
+    grace: float = 5.0
+
+
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the argument vector of one of the project's own programs."""
+    return (sys.executable, "-m", module, *arguments)
+
+
+def exporter(name: str, port: int, flags: tuple[str, ...], env: dict[str, str]) -> Part:
+    """Return the exporter of one node."""
+    url = f"http://{LOOPBACK}:{port}"
+    listen = ("--web.listen-address", f"{LOOPBACK}:{port}", "--node.name", name)
+    argv = python("tocsin_exporter", *listen, *flags)
+    return Part(f"exporter-{name}", argv, env, f"{url}/metrics", f"{url}/-/healthy")
+
+
+def prometheus(folder: Path, config: Path, port: int) -> Part:
+    """Return Prometheus with its data under *folder*."""
+    url = f"http://{LOOPBACK}:{port}"
+    argv = (
+        str(program("prometheus")),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--storage.tsdb.retention.time=1d",
+        f"--web.listen-address={LOOPBACK}:{port}",
+        # A new notice at each evaluation: the remediator hears of a resolved verdict at once.
+        "--rules.alert.resend-delay=1s",
+        "--log.level=warn",
+    )
+    return Part("prometheus", argv, {}, url, f"{url}/-/ready")
+
+
+def alertmanager(folder: Path, config: Path, port: int) -> Part:
+    """Return Alertmanager, alone: no cluster port."""
+    url = f"http://{LOOPBACK}:{port}"
+    argv = (
+        str(program("alertmanager")),
+        f"--config.file={config}",
+        f"--storage.path={folder / 'data'}",
+        f"--web.listen-address={LOOPBACK}:{port}",
+        "--cluster.listen-address=",
+        "--log.level=warn",
+    )
+    return Part("alertmanager", argv, {}, url, f"{url}/-/ready")
+
+
+def journal(folder: Path) -> str:
+    """Return the URL of the remediator's journal under *folder*."""
+    return f"sqlite:///{folder / 'journal.db'}"
+
+
+def remediator(folder: Path, port: int, prometheus_url: str, alertmanager_url: str, runbooks: Path) -> Part:
+    """Return the remediator; its configuration is ``config.yaml`` in *folder*."""
+    url = f"http://{LOOPBACK}:{port}"
+    argv = python(
+        "tocsin_remediator",
+        "serve",
+        *("--listen", f"{LOOPBACK}:{port}"),
+        *("--prometheus-url", prometheus_url),
+        *("--alertmanager-url", alertmanager_url),
+        *("--runbooks", str(runbooks)),
+        *("--journal", journal(folder)),
+        *("--config", str(folder / "config.yaml")),
+    )
+    return Part("remediator", argv, {}, f"{url}/incidents", f"{url}/-/ready")
+
+
+def scheduler_config(run_dir: Path) -> dict[str, object]:
+    """Return the remediator's configuration of the lab's scheduler: allow-listed commands, nothing else."""
+    job = [*python("tocsin_lab", "--run-dir", str(run_dir), "job")]
+    of_job = ["--job", "{job_id}"]
+    return {
+        "schedulers": [
+            {
+                "kind": "command",
+                "job_id_prefix": "torchrun/",
+                "describe": [*job, "status", *of_job],
+                "restart": [*job, "restart", *of_job],
+                "move_rank": [*job, "move-rank", *of_job, "--rank", "{rank}", "--avoid-gpu", "{gpu_uuid}"],
+            }
+        ],
+    }
