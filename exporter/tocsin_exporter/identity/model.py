@@ -59,4 +59,4 @@ class IdentityView(Protocol):
         """Return who *pid* is, or was until lately; the living process wins over a departed one."""
 
     def subscribe(self, arrived: ProcessListener, left: ProcessListener) -> None:
-        """Call *arrived* (at once for those living) and *left* from the scanning thread; both must be quick."""
+        """Call *arrived* (now for those living) and *left* from the scanning thread; both must be quick."""
