@@ -1,0 +1,4 @@
+// The dashboards, by file name.
+(import '../rules/config.libsonnet') + {
+  grafanaDashboards:: {},
+}
