@@ -86,8 +86,15 @@ def remediator(folder: Path, port: int, prometheus_url: str, alertmanager_url: s
     return Part("remediator", argv, {}, f"{url}/incidents", f"{url}/-/ready")
 
 
-def scheduler_config(run_dir: Path) -> dict[str, object]:
-    """Return the remediator's configuration of the lab's scheduler: allow-listed commands, nothing else."""
+def remediator_config(run_dir: Path, real: bool) -> dict[str, object]:
+    """
+    Return the remediator's configuration in the lab.
+
+    The simulated job's scheduler is a set of allow-listed commands; on real hardware the lab knows no
+    scheduler, so every runbook ends with a person.
+    """
+    if real:
+        return {}
     job = [*python("tocsin_lab", "--run-dir", str(run_dir), "job")]
     of_job = ["--job", "{job_id}"]
     return {
