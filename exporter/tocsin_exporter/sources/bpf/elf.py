@@ -58,12 +58,16 @@ def read_static(file: BinaryIO, names: Collection[str]) -> dict[str, Symbol]:
     return _read(file, names, _SHT_SYMTAB, _STT_OBJECT, in_file=False)
 
 
-def _read(file: BinaryIO, names: Collection[str], table: int, kind: int, *, in_file: bool) -> dict[str, Symbol]:
+def _read(
+    file: BinaryIO, names: Collection[str], table: int, kind: int, *, in_file: bool
+) -> dict[str, Symbol]:
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
             return _symbols(image, names, table, kind, in_file=in_file)
     except (OSError, ValueError, struct.error, IndexError) as err:
-        raise SourceError("bad_data", f"{getattr(file, 'name', 'file')}: no readable ELF file: {err}") from err
+        raise SourceError(
+            "bad_data", f"{getattr(file, 'name', 'file')}: no readable ELF file: {err}"
+        ) from err
 
 
 def _symbols(

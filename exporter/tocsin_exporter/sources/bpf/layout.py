@@ -32,7 +32,7 @@ NO_COOKIE = 2**64 - 1
 RECORD_OUTPUT = 1
 RECORD_EXIT = 2
 
-# kind, tgid, token, value, time_ns, len, flags
+# kind, tgid, token, value, time_ns, len, dropped
 RECORD = struct.Struct("=IIIiQII")
 TARGET = struct.Struct("=II")
 # constant_cookie, launch_limit, output_limit, pidns_dev, pidns_ino, wait_bounds, gap_bounds

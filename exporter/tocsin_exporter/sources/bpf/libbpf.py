@@ -232,7 +232,9 @@ class Libbpf:
 
     # links
 
-    def attach_uprobe(self, program: Handle, path: str, offset: int, *, at_return: bool, cookie: int | None) -> Handle:
+    def attach_uprobe(
+        self, program: Handle, path: str, offset: int, *, at_return: bool, cookie: int | None
+    ) -> Handle:
         """Attach through a perf event; *cookie* None for kernels without cookies."""
         opts = _UprobeOpts(sz=ctypes.sizeof(_UprobeOpts), bpf_cookie=cookie or 0, retprobe=at_return)
         return self._pointer(
@@ -303,7 +305,9 @@ class Libbpf:
 
     def attach_raw_tracepoint(self, program: Handle, name: str) -> Handle:
         """Attach to a tracepoint by name; needs no tracefs."""
-        return self._pointer(f"attach to {name}", "bpf_program__attach_raw_tracepoint", program, name.encode())
+        return self._pointer(
+            f"attach to {name}", "bpf_program__attach_raw_tracepoint", program, name.encode()
+        )
 
     def destroy(self, link: Handle) -> None:
         """Detach and free a link."""
@@ -331,7 +335,7 @@ class Libbpf:
 
 
 class Ring:
-    """Reader of a ring buffer. An exception of the callback is raised by `consume`, after the rest was read."""
+    """Reader of a ring buffer. `consume` raises what the callback raised, after the rest was read."""
 
     def __init__(self, lib: ctypes.CDLL, descriptor: int, callback: SampleCallback) -> None:
         self._lib = lib

@@ -6,7 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tocsin_exporter.errors import SourceError
@@ -41,7 +41,9 @@ def tracepoint_ids(names: Iterable[str]) -> dict[str, int]:
         raise SourceError("unsupported", f"tracepoint numbers: the helper did not run: {err}") from err
     if answer.returncode != 0:
         reason = "no_permission" if "not permitted" in answer.stderr.lower() else "unsupported"
-        raise SourceError(reason, f"tracepoint numbers: {answer.stderr.strip()[-300:] or 'the helper failed'}")
+        raise SourceError(
+            reason, f"tracepoint numbers: {answer.stderr.strip()[-300:] or 'the helper failed'}"
+        )
     try:
         return dict(zip(wanted, map(int, answer.stdout.split()), strict=True))
     except ValueError as err:
@@ -54,13 +56,16 @@ def _read(root: Path, name: str) -> int:
 
 def _mount_privately() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.unshare.argtypes = [ctypes.c_int]
     libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
-    for what, result in (
-        ("unshare the mount namespace", lambda: libc.unshare(_CLONE_NEWNS)),
-        ("make mounts private", lambda: libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)),
-        ("mount tracefs", lambda: libc.mount(b"none", _MOUNT_POINT.encode(), b"tracefs", 0, None)),
-    ):
-        if result() != 0:
+    mount_point = _MOUNT_POINT.encode()
+    steps: tuple[tuple[str, Callable[..., int], tuple[object, ...]], ...] = (
+        ("unshare the mount namespace", libc.unshare, (_CLONE_NEWNS,)),
+        ("make mounts private", libc.mount, (b"none", b"/", None, _MS_REC_PRIVATE, None)),
+        ("mount tracefs", libc.mount, (b"none", mount_point, b"tracefs", 0, None)),
+    )
+    for what, call, arguments in steps:
+        if call(*arguments) != 0:
             raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
 

@@ -1,0 +1,151 @@
+"""Finds CUDA and NCCL in the address space of a process, in whatever mount namespace it lives."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tocsin_exporter.errors import SourceError
+from tocsin_exporter.sources.bpf import elf
+from tocsin_exporter.sources.bpf.symbols import SYMBOLS, Site, sites
+
+__all__ = ["Library", "Mapping", "is_probed_elsewhere", "mapped_libraries", "open_mapped", "read_library"]
+
+# Besides their own libraries NCCL's functions may be linked into torch or a plugin.
+_NAMES = re.compile(r"(libcuda\.so|libnccl[^/]*\.so|nccl|torch)[^/]*$")
+_NOT_ELF = re.compile(r"\.(py|pyc|json|txt|pt|bin|safetensors)$")
+_MAX_MAPS = 16 << 20
+_MAX_LIBRARIES = 64
+_OVERLAYFS = 0x794C7630
+_BREAKPOINT = b"\xcc"
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A file in a process's address space; ``device`` and ``inode`` as /proc/PID/maps prints them."""
+
+    path: str
+    device: str
+    inode: int
+    span: str
+    executable_at: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What there is to probe in a file. ``layers`` are those whose symbols it has."""
+
+    key: tuple[int, int]
+    sites: tuple[Site, ...]
+    layers: frozenset[str]
+
+
+def mapped_libraries(proc: Path, pid: int) -> tuple[Mapping, ...]:
+    """
+    Return the files of *pid* that may hold CUDA or NCCL functions, each once.
+
+    Raises `SourceError` when the process is gone or may not be read.
+    """
+    try:
+        with (proc / str(pid) / "maps").open("rb") as file:
+            text = file.read(_MAX_MAPS)
+    except PermissionError as err:
+        raise SourceError(
+            "no_permission", f"{proc}/{pid}/maps: {err.strerror}; needs CAP_SYS_PTRACE"
+        ) from err
+    except OSError as err:
+        raise SourceError("unsupported", f"{proc}/{pid}/maps: {err.strerror}") from err
+    found: dict[tuple[str, int], Mapping] = {}
+    for line in text.decode(errors="surrogateescape").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or fields[4] == "0":
+            continue
+        path = fields[5].removesuffix(" (deleted)")
+        if not _NAMES.search(path) or _NOT_ELF.search(path):
+            continue
+        key = (fields[3], int(fields[4]))
+        spans: tuple[tuple[int, int, int], ...] = ()
+        if "x" in fields[1]:
+            start, _, end = fields[0].partition("-")
+            spans = ((int(start, 16), int(end, 16), int(fields[2], 16)),)
+        known = found.get(key)
+        if known is not None:
+            spans = known.executable_at + spans
+        elif len(found) >= _MAX_LIBRARIES:
+            break
+        found[key] = Mapping(path, *key, known.span if known else fields[0], spans)
+    # What is mapped but not executable is data.
+    return tuple(mapping for mapping in found.values() if mapping.executable_at)
+
+
+def open_mapped(proc: Path, pid: int, mapping: Mapping) -> BinaryIO:
+    """
+    Open the very file that *pid* has mapped, also when it was replaced or deleted since.
+
+    The path is tried inside the process's root, and believed only with the mapped inode.
+    """
+    inside = proc / str(pid) / "root" / mapping.path.lstrip("/")
+    try:
+        file = inside.open("rb")
+        if os.fstat(file.fileno()).st_ino == mapping.inode:
+            return file
+        file.close()
+    except OSError:
+        pass
+    exact = proc / str(pid) / "map_files" / mapping.span
+    try:
+        return exact.open("rb")
+    except PermissionError as err:
+        raise SourceError("no_permission", f"{exact}: {err.strerror}; needs CAP_SYS_ADMIN") from err
+    except OSError as err:
+        raise SourceError("unsupported", f"{exact}: {err.strerror}") from err
+
+
+def read_library(file: BinaryIO, mapping: Mapping) -> Library:
+    """Return what is to be probed in an open file; nothing for one without known symbols."""
+    status = os.fstat(file.fileno())
+    names = {name for wanted in SYMBOLS.values() for name in wanted}
+    if "libcuda.so" not in mapping.path:
+        # Only the driver has driver calls; a shim that exports the names too would count twice.
+        names = set(SYMBOLS["nccl"])
+    found = elf.read_dynamic(file, names)
+    layers = frozenset(layer for layer, wanted in SYMBOLS.items() if wanted & found.keys())
+    return Library((status.st_dev, status.st_ino), sites(found), layers)
+
+
+def is_probed_elsewhere(proc: Path, pid: int, mapping: Mapping, file: BinaryIO, library: Library) -> bool:
+    """
+    Whether a breakpoint sits already at the first probe's place in *pid*, through another name of the file.
+
+    Only asked on overlay filesystems, where one lower file has a device number per container.
+    """
+    if not library.sites or _filesystem(file) != _OVERLAYFS:
+        return False
+    offset = library.sites[0].offset
+    for start, end, at in mapping.executable_at:
+        if at <= offset < at + (end - start):
+            try:
+                with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
+                    memory.seek(start + offset - at)
+                    return memory.read(1) == _BREAKPOINT
+            except (OSError, ValueError):
+                return False
+    return False
+
+
+def _filesystem(file: BinaryIO) -> int:
+    # statvfs hides the type; /proc/self/mountinfo names it by mount id.
+    try:
+        with Path(f"/proc/self/fdinfo/{file.fileno()}").open() as info:
+            mount = next(line.split()[1] for line in info if line.startswith("mnt_id:"))
+        with Path("/proc/self/mountinfo").open() as table:
+            for line in table:
+                if line.split(maxsplit=1)[0] == mount:
+                    kind = line.partition(" - ")[2].split(maxsplit=1)[0]
+                    return _OVERLAYFS if kind == "overlay" else 0
+    except (OSError, StopIteration, IndexError):
+        pass
+    return 0
