@@ -1,4 +1,4 @@
-"""Real processes, real probes: a small rank program, an identity view in memory, sources that are always stopped."""
+"""Real processes, real probes: a small rank program, an identity view, sources that always stop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from tocsin_exporter.bpf import build
 from tocsin_exporter.identity.model import ProcessIdentity, ProcessListener
 from tocsin_exporter.sources.bpf import BpfSource, ExitEvent, OutputChunk, RankCounts

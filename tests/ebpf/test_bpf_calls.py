@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tocsin_exporter.sources.bpf import Limits, Rung
 from tocsin_exporter.sources.bpf.symbols import op_number
 
