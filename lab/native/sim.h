@@ -1,0 +1,223 @@
+/* Shared state of the simulated node and of a job on it.
+ *
+ * Two kinds of files are mapped by every process that takes part:
+ *   devices.shm  struct sim_node, one per simulated node: what its GPUs are, which causes act on them, what they did;
+ *   job.shm      struct sim_job, one per job: recipe, ranks, communicators.
+ * Both begin with a magic, a layout version and their size; a mismatch is refused, never guessed around.
+ * lab/tocsin_lab/sim/layout.py mirrors the structures; `sim-layout` prints sizes and offsets so that a test compares them.
+ *
+ * Every field is naturally aligned and at most 8 bytes wide where several processes write it, so that plain loads and
+ * stores do not tear; counters are added to atomically. Times are CLOCK_MONOTONIC nanoseconds: one kernel, one clock.
+ */
+#ifndef TOCSIN_SIM_H
+#define TOCSIN_SIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_LAYOUT_VERSION 1u
+#define SIM_NODE_MAGIC 0x31454e4353435430ull
+#define SIM_JOB_MAGIC 0x31424f4a53435430ull
+
+#define SIM_MAX_DEVICES 16
+#define SIM_MAX_PROCESSES 8
+#define SIM_MAX_RANKS 64
+#define SIM_MAX_COMMS 8
+#define SIM_REASONS 9
+#define SIM_ID_BYTES 128
+
+/* A rank is at most one collective ahead of another, so four arrival times per rank are enough. */
+#define SIM_ARRIVALS 4
+
+/* Nominal device work of one thread block: grid x * y * z blocks keep a healthy device busy for that many of these. */
+#define SIM_NS_PER_BLOCK 1000.0
+
+/* A device whose clock did not tick for this long has no process: it is idle. */
+#define SIM_STALE_NS 1000000000ull
+
+struct sim_process {
+    int32_t pid; /* 0: free */
+    uint32_t reserved;
+    uint64_t start_ticks; /* field 22 of /proc/PID/stat: tells a reused pid */
+    uint64_t memory_bytes;
+};
+
+struct sim_device {
+    /* what it is */
+    char uuid[48];
+    char serial[32];
+    uint32_t minor;
+    uint32_t pci_domain;
+    uint32_t pci_bus;
+    uint32_t pci_device;
+    uint32_t numa_node;
+    uint32_t hca; /* index of the nearest HCA */
+    /* causes: written by fault injection only */
+    double speed_factor;   /* 1: healthy; 0.5: kernels take twice as long at an unchanged clock */
+    double clock_fraction; /* 1: full SM clock; the device's speed follows it */
+    double heat_celsius;   /* warmer than its power explains */
+    uint64_t throttle_reasons;  /* NVML clock event reason bits */
+    uint64_t throttle_since_ns; /* when they were set */
+    uint64_t throttle_held_ns[SIM_REASONS]; /* per bit, of throttles that have ended */
+    uint32_t lost;
+    uint32_t recovery_action;
+    uint32_t pcie_generation;
+    uint32_t pcie_width;
+    uint64_t pcie_replays;
+    uint64_t ecc_dram[2]; /* corrected, uncorrected */
+    uint64_t ecc_sram[2];
+    uint32_t remapped_rows[2]; /* corrected, uncorrected */
+    uint32_t remap_pending;
+    uint32_t remap_failed;
+    /* accounts: written by the device clock only; *_ns counters are integrals of a share over time */
+    uint64_t heartbeat_ns;
+    uint64_t busy_ns;       /* a kernel is resident */
+    uint64_t compute_ns;    /* in compute kernels */
+    uint64_t collective_ns; /* in collectives, waiting or transferring */
+    uint64_t transfer_ns;   /* of which transferring */
+    uint64_t copy_ns;
+    uint64_t idle_ns;
+    uint64_t sm_ns;
+    uint64_t occupancy_ns;
+    uint64_t tensor_ns;
+    uint64_t fp32_ns;
+    uint64_t dram_ns;
+    uint64_t energy_uj;
+    uint64_t kernels;
+    uint64_t collectives;
+    uint64_t pcie_tx_bytes;
+    uint64_t pcie_rx_bytes;
+    uint64_t nvlink_tx_bytes;
+    uint64_t nvlink_rx_bytes;
+    uint64_t fabric_tx_bytes;
+    uint64_t fabric_rx_bytes;
+    /* the last sample period, as the driver reports it */
+    double temperature_c;
+    uint32_t utilization_permille;
+    uint32_t memory_permille;
+    uint32_t power_mw;
+    uint32_t reserved;
+    struct sim_process processes[SIM_MAX_PROCESSES];
+};
+
+struct sim_profile {
+    char name[64]; /* as NVML prints it */
+    char driver[32];
+    char vbios[32];
+    char part_number[32];
+    uint32_t cuda_version; /* 12080: 12.8 */
+    uint32_t architecture; /* NVML_DEVICE_ARCH_* */
+    uint32_t compute_major;
+    uint32_t compute_minor;
+    uint32_t cores;
+    uint32_t gpm; /* 1: Hopper and newer */
+    uint32_t sm_clock_max_mhz;
+    uint32_t sm_clock_idle_mhz;
+    uint32_t memory_clock_mhz;
+    uint32_t power_limit_mw;
+    uint32_t power_idle_mw;
+    uint32_t power_compute_mw;
+    uint32_t power_collective_mw;
+    uint32_t pcie_generation_max;
+    uint32_t pcie_width_max;
+    uint32_t pci_device_id;    /* device << 16 | vendor, as NVML packs it */
+    uint32_t pci_subsystem_id;
+    uint32_t reserved;
+    uint64_t memory_bytes;
+    double nvlink_bytes_per_second;
+    double fabric_bytes_per_second;
+    double pcie_bytes_per_second;
+};
+
+struct sim_node {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t device_count;
+    uint64_t size;
+    uint64_t created_ns;
+    char name[64];
+    uint32_t hang; /* 1: every NVML call blocks until it is 0 again */
+    uint32_t hca_count;
+    struct sim_profile profile;
+    struct sim_device devices[SIM_MAX_DEVICES];
+};
+
+/* What the training recipe does to the loss: a cause on the job's side. */
+struct sim_recipe {
+    double loss_drift; /* standard deviations of the loss noise per 100 steps; 0: the model learns */
+    uint32_t nan_loss;
+    uint32_t reserved;
+};
+
+struct sim_rendezvous {
+    uint64_t attempt; /* attempt + 1 whose id this is; written last */
+    uint8_t id[SIM_ID_BYTES];
+};
+
+struct sim_rank {
+    int32_t pid;
+    int32_t exit_request; /* code + 1: the rank's program ends with that code at its next step; 0: none */
+    uint64_t step;
+    uint64_t step_ns; /* when that step ended */
+};
+
+struct sim_comm {
+    uint64_t id; /* 0: free */
+    uint32_t ranks;
+    uint32_t doorbell;      /* futex: rung at each arrival */
+    uint64_t joined;        /* bit per rank */
+    uint32_t node[SIM_MAX_RANKS]; /* hash of the node's name: tells whether the communicator spans nodes */
+    uint64_t arrived[SIM_MAX_RANKS]; /* sequence number of the last collective this rank's device reached */
+    uint64_t arrival_ns[SIM_MAX_RANKS][SIM_ARRIVALS];
+    uint32_t sends[SIM_MAX_RANKS][SIM_MAX_RANKS]; /* [from][to], posted by the device of `from` */
+    uint32_t receives[SIM_MAX_RANKS][SIM_MAX_RANKS]; /* [from][to], posted by the device of `to` */
+};
+
+struct sim_job {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t world_size;
+    uint64_t size;
+    uint64_t next_comm;
+    struct sim_recipe recipe;
+    struct sim_rendezvous rendezvous;
+    struct sim_rank ranks[SIM_MAX_RANKS];
+    struct sim_comm comms[SIM_MAX_COMMS];
+};
+
+/* ---- shared helpers (shm.c), linked into each library, not exported ---- */
+uint64_t sim_now_ns(void);
+uint64_t sim_start_ticks(int32_t pid); /* 0: no such process, or a zombie */
+int sim_process_alive(const struct sim_process *process);
+/* Map the file an environment variable names. NULL with *reason when unset, unreadable or of another layout. */
+struct sim_node *sim_map_node(const char **reason);
+struct sim_job *sim_map_job(const char **reason);
+
+static inline void sim_add(uint64_t *counter, uint64_t amount)
+{
+    __atomic_fetch_add(counter, amount, __ATOMIC_RELAXED);
+}
+
+static inline uint64_t sim_load(const uint64_t *counter)
+{
+    return __atomic_load_n(counter, __ATOMIC_RELAXED);
+}
+
+/* ---- between the stand-ins of libcuda and libnccl ---- */
+struct sim_collective {
+    void *context;
+    /* The device reached the collective at this time of its own clock. */
+    void (*arrive)(void *context, uint64_t device_ns);
+    /* 1 and when the last rank arrived; 0 while some are missing; -1 when the communicator was aborted. */
+    int (*ready)(void *context, uint64_t *start_ns);
+    /* Sleep until somebody arrives, at most until this time. */
+    void (*wait)(void *context, uint64_t until_ns);
+    void (*release)(void *context);
+    double transfer_bytes; /* over the slowest link */
+    uint32_t fabric;       /* 1: the slowest link is the fabric, 0: NVLink */
+    uint32_t reserved;
+};
+/* Returns a CUresult. Owns the context from here on, also when it fails. */
+int sim_cuda_enqueue_collective(void *stream, const struct sim_collective *collective);
+
+#endif

@@ -1,0 +1,1 @@
+"""A sample training job: real processes as ranks, and the launcher that supervises them."""
