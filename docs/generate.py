@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tocsin_common import bundle
+from tocsin_common.bundle import bundle_root
 from tocsin_exporter.metrics import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,30 +53,36 @@ class Alert:
 def subsystem(metric: str) -> str:
     """Return the part of a metric's name that says what it is about."""
     rest = metric.removeprefix("tocsin_")
-    return max((name for name in SUBSYSTEMS if rest == name or rest.startswith(name + "_")), key=len, default="")
+    return max(
+        (name for name in SUBSYSTEMS if rest == name or rest.startswith(name + "_")), key=len, default=""
+    )
 
 
 def alerts() -> list[Alert]:
     """Return every alert of the rendered rules."""
     found: list[Alert] = []
-    for path in sorted(Path(str(bundle.files("rules"))).glob("rendered/*.yaml")):
+    for path in sorted((bundle_root() / "rules" / "rendered").glob("*.yaml")):
         for group in yaml.safe_load(path.read_text("utf-8")).get("groups", []):
             for rule in group["rules"]:
                 if "alert" in rule:
                     texts = {name: str(text) for name, text in rule.get("annotations", {}).items()}
-                    found.append(Alert(rule["alert"], rule.get("labels", {}), texts, str(rule.get("for", "0s"))))
+                    found.append(
+                        Alert(rule["alert"], rule.get("labels", {}), texts, str(rule.get("for", "0s")))
+                    )
     return found
 
 
 def families(of: Sequence[Alert]) -> list[Alert]:
     """Return the alerts that name a failure family, by order then name; the paging alert is not one."""
     named = [one for one in of if one.labels.get("family") and one.name != "TocsinVerdict"]
-    return sorted(named, key=lambda one: (int(one.labels.get("order", 100)), one.name, one.labels.get("verdict", "")))
+    return sorted(
+        named, key=lambda one: (int(one.labels.get("order", 100)), one.name, one.labels.get("verdict", ""))
+    )
 
 
 def runbooks() -> dict[str, dict[str, Any]]:
     """Return the runbooks by name."""
-    paths = sorted(Path(str(bundle.files("runbooks"))).glob("*.yaml"))
+    paths = sorted((bundle_root() / "runbooks").glob("*.yaml"))
     loaded = [yaml.safe_load(path.read_text("utf-8")) for path in paths]
     return {body["metadata"]["name"]: body for body in loaded}
 
@@ -93,8 +99,9 @@ def metrics_page() -> str:
     parts = [
         "# Metrics",
         "",
-        "Every series that the exporter can serve, from the one table in `exporter/tocsin_exporter/metrics/`.",
-        "A field that is unsupported or unreadable is absent, never 0. `mig` and `rank` are left out when empty.",
+        "Every series that the exporter can serve, from the one table in",
+        "`exporter/tocsin_exporter/metrics/`. A field that is unsupported or unreadable is absent, never 0.",
+        "`mig` and `rank` are left out when empty.",
         "Tiers: *core* is what the rules need, *fabric* adds the ports, *deep* everything else (`--tier`).",
         "",
     ]
@@ -113,7 +120,8 @@ def metrics_page() -> str:
 
 def plain(text: str) -> str:
     """Return an annotation for people: label templates become their names."""
-    text = re.sub(r"{{\s*(?:if|else|end|with|range)[^}]*}}", "", text)
+    text = re.sub(r"{{-?\s*else[^}]*}}", " / ", text)
+    text = re.sub(r"{{-?\s*(?:if|end|with|range)[^}]*}}", "", text)
     return re.sub(r"{{[^}]*?\$labels\.(\w+)[^}]*}}", r"‹\1›", text).replace("{{ $value }}", "‹value›")
 
 
@@ -126,7 +134,8 @@ def families_page() -> str:
         "",
         "One alert per family, one verdict per job. The family with the least *order* wins, then the earlier",
         "event, then the name: a cause outranks its symptoms. Only `TocsinVerdict` pages.",
-        "*side* is `yours` (fix it on the node or in the job) or `below` (the provider's or hardware team's).",
+        "*side* is `yours` (fix it on the node or in the job),",
+        "or `below` (the provider's or hardware team's).",
         "",
     ]
     seen: set[str] = set()
@@ -156,8 +165,11 @@ def families_page() -> str:
             parts += [f"Runbook: [`runbooks/{family}.yaml`](../runbooks/{family}.yaml).", ""]
     others = [one for one in every if one.name.removeprefix("Tocsin") not in seen]
     parts += ["## Other alerts", ""]
-    rows = [(f"`{one.name}`", str(one.labels.get("severity", "")), plain(one.annotations.get("summary", ""))) for one in others]
-    parts.append(table(("alert", "severity", "meaning"), sorted(set(rows))))
+    meanings = {
+        (f"`{one.name}`", one.labels.get("severity", ""), plain(one.annotations.get("summary", "")))
+        for one in others
+    }
+    parts.append(table(("alert", "severity", "meaning"), sorted(meanings)))
     return "\n".join(parts)
 
 
@@ -166,7 +178,9 @@ def flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction | argparse._HelpAction):
             continue
-        name = ", ".join(f"`{flag}`" for flag in action.option_strings) or f"`{action.metavar or action.dest}`"
+        name = (
+            ", ".join(f"`{flag}`" for flag in action.option_strings) or f"`{action.metavar or action.dest}`"
+        )
         yield name, str(action.help or "") if action.help != argparse.SUPPRESS else ""
 
 
@@ -209,13 +223,14 @@ def readme(text: str) -> str:
     verdicts = [
         (
             f"[{one.labels['family']}](docs/families.md#{one.labels['family'].lower()})",
-            f"{one.labels.get('verdict', '')}" + (f" / {one.labels['side']}" if one.labels.get("side") else ""),
+            " / ".join(one.labels[name] for name in ("verdict", "side") if one.labels.get(name)),
             one.labels.get("layer", ""),
             plain(one.annotations.get("summary", "")),
         )
         for one in families(alerts())
     ]
-    return _between(text, "families", table(("family", "verdict / side", "layer", "what it says"), list(dict.fromkeys(verdicts))))
+    head = ("family", "verdict / side", "layer", "what it says")
+    return _between(text, "families", table(head, list(dict.fromkeys(verdicts))))
 
 
 def _between(text: str, mark: str, body: str) -> str:

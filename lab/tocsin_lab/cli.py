@@ -32,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--keep", action="store_true", help="leave the run directory when it stops")
     up.add_argument("--any-ports", action="store_true", help="take free ports instead of the documented ones")
     up.add_argument(
-        "--simulate", action=argparse.BooleanOptionalAction, default=None,
+        "--simulate",
+        action=argparse.BooleanOptionalAction,
+        default=None,
         help="simulated nodes (default: only where no driver is loaded)",
     )
     up.add_argument("--nodes", type=int, default=2, help="simulated nodes (2)")
@@ -59,9 +61,11 @@ def parser() -> argparse.ArgumentParser:
     live = commands.add_parser("live", help="play a scenario for real and score the verdict")
     live.add_argument("scenario", type=Path, metavar="SCENARIO", help="a file, or the name of a shipped one")
     live.add_argument("--json", action="store_true", help="print the result as JSON")
-    live.add_argument("--approve", action="store_true", help="approve the fix and wait until the incident ends")
+    live.add_argument("--approve", action="store_true", help="approve the fix, wait until the incident ends")
     live.add_argument(
-        "--until-verdict", action="store_true", help="end soon after the expected verdict instead of at the end"
+        "--until-verdict",
+        action="store_true",
+        help="end soon after the expected verdict",
     )
     live.add_argument("--duration", help="play this long instead of the scenario's duration")
     live.add_argument("--keep", action="store_true", help="leave the run directory")

@@ -249,6 +249,8 @@ def _print(case: dict[str, Any], as_json: bool) -> None:
         return
     if case["ok"]:
         taken = case.get("seconds_to_verdict")
-        say(f"{case['name']}: right" + (f", after {taken} s" if taken is not None else ", nothing was raised"))
+        say(
+            f"{case['name']}: right" + (f", after {taken} s" if taken is not None else ", nothing was raised")
+        )
     else:
         say(f"{case['name']}: wrong: {case.get('why') or case.get('problems')}")

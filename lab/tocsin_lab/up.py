@@ -18,7 +18,7 @@ from tocsin_lab.stack import http
 from tocsin_lab.stack.lab import Lab, Options, take_run_dir
 from tocsin_lab.stack.plan import LabPlan
 from tocsin_lab.stack.procs import log_tail
-from tocsin_lab.stack.rundir import RunDir, read_record
+from tocsin_lab.stack.rundir import RunDir, default_run_dir, read_record
 
 LOOK_SECONDS = 2.0
 BACKGROUND_SECONDS = 120.0
@@ -153,7 +153,9 @@ def _background(arguments: argparse.Namespace, run_dir: RunDir) -> int:
             return 0
         time.sleep(0.2)
     started.terminate()
-    raise LabError(f"the lab is not ready after {BACKGROUND_SECONDS:.0f} s; the end of {log}:\n{log_tail(log, 20)}")
+    raise LabError(
+        f"the lab is not ready after {BACKGROUND_SECONDS:.0f} s; the end of {log}:\n{log_tail(log, 20)}"
+    )
 
 
 def _own_record(run_dir: RunDir, pid: int) -> bool:
@@ -168,7 +170,11 @@ def greeting(lab: Lab) -> list[str]:
     """Return what a person needs to know now: every URL and what to try next."""
     command = _command(lab.run)
     lines = ["", "Tocsin is running."]
-    what = "real hardware of this machine" if lab.real else f"{len(lab.nodes)} simulated nodes, job {lab.plan.job_id}"
+    what = (
+        "real hardware of this machine"
+        if lab.real
+        else f"{len(lab.nodes)} simulated nodes, job {lab.plan.job_id}"
+    )
     lines.append(f"  watching      {what}")
     lines.append(f"  incidents     {lab.remediator}/incidents")
     lines.append(f"  Prometheus    {lab.prometheus}/query?g0.expr=tocsin_job%3Averdict%3Ainfo")
@@ -193,9 +199,8 @@ def greeting(lab: Lab) -> list[str]:
 
 def _command(run: RunDir) -> str:
     program = Path(sys.argv[0])
-    shown = ".venv/bin/tocsin-lab" if program.parent.name == "bin" and ".venv" in program.parts else "tocsin-lab"
-    from tocsin_lab.stack.rundir import default_run_dir
-
+    inside = program.parent.name == "bin" and ".venv" in program.parts
+    shown = ".venv/bin/tocsin-lab" if inside else "tocsin-lab"
     if run.root == default_run_dir(os.environ, os.getuid()):
         return shown
     return f"{shown} --run-dir {run.root}"

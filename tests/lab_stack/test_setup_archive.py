@@ -62,9 +62,11 @@ def test_a_disabled_stanza_and_a_source_stanza_are_left_out() -> None:
 
 def test_a_key_given_inline_is_no_path() -> None:
     """Such a key is the stanza's own; sid is then checked with Debian's keyring."""
-    text = "Types: deb\nURIs: http://a/\nSuites: trixie\nComponents: main\nSigned-By:\n -----BEGIN\n .\n abc\n"
+    text = (
+        "Types: deb\nURIs: http://a/\nSuites: trixie\nComponents: main\nSigned-By:\n -----BEGIN\n .\n abc\n"
+    )
 
-    assert [""] == [source.signed_by for source in archive.parse_deb822(text)]
+    assert [source.signed_by for source in archive.parse_deb822(text)] == [""]
 
 
 def test_one_line_sources_are_read_with_and_without_options() -> None:
@@ -94,11 +96,11 @@ def test_both_forms_are_found_under_one_folder(tmp_path: Path) -> None:
 
     uris = [source.uri for source in archive.read_sources(tmp_path)]
 
-    assert [
+    assert uris == [
         "http://a/debian",
         "http://mirror.example/debian",
         "http://mirror.example/debian-security",
-    ] == uris
+    ]
 
 
 def test_no_folder_is_no_source(tmp_path: Path) -> None:
@@ -112,7 +114,9 @@ def test_the_line_for_a_newer_suite_keeps_mirror_and_key(tmp_path: Path) -> None
     keyring.touch()
 
     assert archive.source_line(source, "sid") == "deb [signed-by=/k.gpg] http://a/debian sid main\n"
-    assert archive.source_line(bare, "sid", [keyring]) == f"deb [signed-by={keyring}] http://a/debian sid main\n"
+    assert (
+        archive.source_line(bare, "sid", [keyring]) == f"deb [signed-by={keyring}] http://a/debian sid main\n"
+    )
     # Without any keyring file apt's own trusted keys decide.
     assert archive.source_line(bare, "sid", []) == "deb http://a/debian sid main\n"
 

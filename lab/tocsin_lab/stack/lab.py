@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tocsin_common import bundle
+from tocsin_common.bundle import BundleError, bundle_root, rendered_files
 from tocsin_lab.errors import LabError
 from tocsin_lab.stack import components, configs, http, ports, programs, simulated
 from tocsin_lab.stack.components import Part
@@ -129,9 +129,7 @@ class Lab:
     def _start_servers(self) -> None:
         wiring = self.wiring
         folder = self.run.part("prometheus")
-        config = configs.prometheus(
-            wiring.exporters, wiring.remediator, wiring.alertmanager, [rule_files() / "*.yaml"]
-        )
+        config = configs.prometheus(wiring.exporters, wiring.remediator, wiring.alertmanager, rule_files())
         path = configs.write(folder / "prometheus.yml", config)
         self.stack.start(components.prometheus(folder, path, wiring.prometheus))
         folder = self.run.part("alertmanager")
@@ -147,7 +145,7 @@ class Lab:
             self.wiring.remediator,
             self.prometheus,
             self.wiring.url(self.wiring.alertmanager),
-            bundle_folder("runbooks"),
+            bundle_root() / "runbooks",
         )
 
     def _wait_first_scrape(self) -> None:
@@ -177,17 +175,12 @@ class Lab:
         return problems
 
 
-def bundle_folder(kind: str) -> Path:
-    """Return a folder of the bundle as a path; in a wheel the files lie unpacked as well."""
-    return Path(str(bundle.files(kind)))
-
-
-def rule_files() -> Path:
-    """Return the folder of the rendered rules; LabError when nothing was rendered."""
-    folder = bundle_folder("rules") / "rendered"
-    if not folder.is_dir() or not any(folder.glob("*.yaml")):
-        raise LabError(f"no rendered rules in {folder}; run `make render`")
-    return folder
+def rule_files() -> list[Path]:
+    """Return the rendered rule files; LabError when the bundle is not there."""
+    try:
+        return [file.path for file in rendered_files(bundle_root()) if file.kind == "rules"]
+    except BundleError as err:
+        raise LabError(str(err)) from err
 
 
 def _lacks() -> list[str]:
@@ -195,7 +188,8 @@ def _lacks() -> list[str]:
     status = Path("/proc/self/status").read_text("ascii", "replace")
     if programs.may_trace(programs.capabilities(status)):
         return []
-    return [
+    lack = (
         "no right to trace (root or CAP_BPF and CAP_PERFMON): going on without CUDA, NCCL, job output "
         "and exit evidence; device, driver and fabric evidence stay"
-    ]
+    )
+    return [lack]

@@ -49,6 +49,8 @@ class Stack:
         self._notes: tuple[str, ...] = ()
         self._ready = False
         adopt_orphans()
+        # Whoever uses this class may have children of its own.
+        self._strangers = frozenset(descendants(os.getpid()))
 
     def describe(self, nodes: Sequence[str], jobs: Sequence[str], notes: Sequence[str]) -> None:
         """Set what the record says beside the processes."""
@@ -134,7 +136,8 @@ class Stack:
             if status not in (0, -15) and one.part.name not in self._gone:
                 problems.append(f"{one.part.name} stopped with {_status(status)}, its log is {one.child.log}")
         self._parts.clear()
-        left = end(descendants(os.getpid()), grace=2.0)
+        ours = [process for process in descendants(os.getpid()) if process not in self._strangers]
+        left = end(ours, grace=2.0)
         problems += [f"process {process.pid} does not end" for process in left]
         return problems
 
