@@ -5,7 +5,8 @@ function(config, families, s) {
   local names = std.set(std.objectFields(families)),
   local orders = std.set([families[name].order for name in names]),
   local severities = std.set([families[name].severity for name in names]),
-  local firing = 'alertname=~"Tocsin.+", family=~".+", order=~".+", job_id=~".+"',
+  // TocsinVerdict carries the same labels and would keep itself alive.
+  local firing = 'alertname=~"Tocsin.+", alertname!="TocsinVerdict", family=~".+", order=~".+", job_id=~".+"',
 
   // Families in alphabetical order, so that the position stands for the name.
   local position(name) = std.find(name, names)[0],
