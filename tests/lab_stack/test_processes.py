@@ -195,11 +195,11 @@ def test_only_what_came_after_the_lab_is_swept_up(tmp_path: Path) -> None:
     run.prepare()
     before = _child(tmp_path, SLEEP)
     stack = Stack(run, os.environ, lambda _: None)
-    after = subprocess.Popen(SLEEP)
+    after = _child(tmp_path, SLEEP)
 
     assert stack.stop() == []
     assert before.exit_status() is None
-    assert after.wait(5) == -signal.SIGTERM
+    assert after.exit_status() == -signal.SIGTERM
     before.stop(1.0)
 
 
