@@ -19,7 +19,7 @@
 /* Causes take effect within one slice; more wake-ups would cost CPU and show nothing new. */
 #define SLICE_NS 25000000ull
 #define IDLE_TICK_NS 100000000ull
-#define WINDOW_NS 250000000ull
+#define WINDOW_NS 1000000000ull
 /* A process that was stopped for longer does not catch up: its device stood still. */
 #define MAX_LAG_NS 2000000000ull
 /* Of the die and its cooler: seconds rather than the minutes of a rack, so that a demonstration shows it. */

@@ -42,7 +42,10 @@ def save(root: Path, rank: int, state: Training, weights: int) -> None:
     head = json.dumps(asdict(state)).encode()
     block = hashlib.sha256(head + bytes([rank % 256])).digest()
     body = (block * (weights // len(block) + 1))[:weights]
-    _write(folder / f"rank_{rank:05d}.bin", head + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    _write(
+        folder / f"rank_{rank:05d}.bin",
+        head + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body,
+    )
 
 
 def commit(root: Path, step: int) -> None:

@@ -31,23 +31,33 @@ def _options(parser: argparse.ArgumentParser) -> None:
     start.add_argument("--seed", type=int, default=1)
     start.add_argument("--total-steps", type=int, default=20000)
     start.add_argument("--checkpoint-every", type=int, default=30, help="in steps; 0: never (%(default)s)")
-    start.add_argument("--on-rank-exit", choices=("wait", "kill"), default="wait", help="what happens to its peers")
-    start.add_argument("--lib", type=Path, default=Path(".build/lib"), help="folder of the native libraries (%(default)s)")
+    start.add_argument(
+        "--on-rank-exit", choices=("wait", "kill"), default="wait", help="what happens to its peers"
+    )
+    start.add_argument(
+        "--lib", type=Path, default=Path(".build/lib"), help="folder of the native libraries (%(default)s)"
+    )
     command("status", "where the ranks run, and which GPUs are spare")
     restart = command("restart", "restart from the last checkpoint")
-    restart.add_argument("--exclude-node", default=None, help="move the ranks of this node to spare GPUs elsewhere")
+    restart.add_argument(
+        "--exclude-node", default=None, help="move the ranks of this node to spare GPUs elsewhere"
+    )
     move = command("move-rank", "restart from the last checkpoint with one rank on another GPU")
     move.add_argument("--rank", type=int, required=True)
     move.add_argument("--avoid-gpu", required=True, help="UUID of the GPU to leave")
     stop = command("stop", "end the ranks")
     stop.add_argument("--launcher", action="store_true", help="end the launcher too")
     for one in (restart, move, stop):
-        one.add_argument("--request-id", default=None, help="the same id is acted on once and always gets the same answer")
+        one.add_argument(
+            "--request-id", default=None, help="the same id is acted on once and always gets the same answer"
+        )
 
 
 def add_job_parser(subparsers: Any) -> None:
     """Mount the commands under ``job`` of another parser."""
-    _options(subparsers.add_parser("job", help="the lab's scheduler: start, status, restart, move-rank, stop"))
+    _options(
+        subparsers.add_parser("job", help="the lab's scheduler: start, status, restart, move-rank, stop")
+    )
 
 
 def run_job(arguments: argparse.Namespace, run_dir: Path) -> int:
@@ -66,7 +76,10 @@ def _run(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
     paths = JobPaths(run_dir, control.only_job(run_dir, arguments.job))
     if arguments.job_command == "status":
         return control.status(paths)
-    request: dict[str, Any] = {"op": arguments.job_command.replace("-", "_"), "request_id": arguments.request_id}
+    request: dict[str, Any] = {
+        "op": arguments.job_command.replace("-", "_"),
+        "request_id": arguments.request_id,
+    }
     if arguments.job_command == "restart":
         request["exclude_node"] = arguments.exclude_node
     elif arguments.job_command == "move-rank":

@@ -31,7 +31,9 @@ def only_job(run_dir: Path, name: str | None) -> str:
         return name.removeprefix("torchrun/")
     names = jobs_of(run_dir)
     if len(names) != 1:
-        raise JobError(f"{len(names)} jobs in {run_dir}{': ' + ', '.join(names) if names else ''}: name one with --job")
+        raise JobError(
+            f"{len(names)} jobs in {run_dir}{': ' + ', '.join(names) if names else ''}: name one with --job"
+        )
     return names[0]
 
 
@@ -64,7 +66,9 @@ def ask(paths: JobPaths, request: dict[str, Any]) -> dict[str, Any]:
                 line = stream.readline(_MAX_ANSWER)
         answer = json.loads(line)
     except (FileNotFoundError, ConnectionError) as error:
-        raise JobError(f"no launcher runs job {paths.name!r}: start it with `tocsin-lab job start`") from error
+        raise JobError(
+            f"no launcher runs job {paths.name!r}: start it with `tocsin-lab job start`"
+        ) from error
     except (OSError, ValueError) as error:
         raise JobError(f"the launcher of job {paths.name!r} did not answer: {error}") from error
     if not isinstance(answer, dict):

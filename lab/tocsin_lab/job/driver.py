@@ -104,7 +104,9 @@ class Communicator:
         )
         self._device = device
         self._comm = c.c_void_p()
-        self._check("ncclCommInitRank", c.byref(self._comm), ranks, _UniqueId.from_buffer_copy(identifier), rank)
+        self._check(
+            "ncclCommInitRank", c.byref(self._comm), ranks, _UniqueId.from_buffer_copy(identifier), rank
+        )
 
     def _check(self, name: str, *arguments: object) -> None:
         result = getattr(self._nccl, name)(*arguments)

@@ -17,7 +17,18 @@ from tocsin_lab.sim.node import NodePaths
 __all__ = ["RankProcess", "end_ranks", "rank_environment", "start_ranks"]
 
 # The launcher's environment must not decide who the job is: only these variables reach a rank.
-_PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV")
+_PASSED = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "VIRTUAL_ENV",
+)
 _GRACE_SECONDS = 3.0
 
 

@@ -37,7 +37,9 @@ def restart(record: JobRecord, spare: Sequence[Gpu], exclude_node: str | None) -
     return _started(replace(record, placement=tuple(places)))
 
 
-def move_rank(record: JobRecord, spare: Sequence[Gpu], rank: int, current_uuid: str, avoid_gpu: str) -> JobRecord:
+def move_rank(
+    record: JobRecord, spare: Sequence[Gpu], rank: int, current_uuid: str, avoid_gpu: str
+) -> JobRecord:
     """The next attempt with one rank on another GPU, of its own node when one is spare there.
 
     The same record when the rank is not on ``avoid_gpu`` (any more).
@@ -50,9 +52,14 @@ def move_rank(record: JobRecord, spare: Sequence[Gpu], rank: int, current_uuid: 
     if current_uuid != avoid_gpu:
         return record
     node = record.placement[rank].node
-    free = sorted((gpu for gpu in spare if gpu.uuid != avoid_gpu), key=lambda gpu: (gpu.node != node, gpu.node, gpu.index))
+    free = sorted(
+        (gpu for gpu in spare if gpu.uuid != avoid_gpu),
+        key=lambda gpu: (gpu.node != node, gpu.node, gpu.index),
+    )
     if not free:
-        raise JobError(f"no spare GPU for rank {rank}: none is free on any node; free one or restart in place")
+        raise JobError(
+            f"no spare GPU for rank {rank}: none is free on any node; free one or restart in place"
+        )
     places = list(record.placement)
     places[rank] = Slot(free[0].node, free[0].index)
     avoided = (*(uuid for uuid in record.avoided if uuid != avoid_gpu), avoid_gpu)

@@ -114,7 +114,9 @@ class Rank:
 
     def _bucket(self) -> int:
         """Elements of a gradient bucket whose all-reduce takes its share of a healthy step on the fabric."""
-        bus_bytes = _COLLECTIVE / _BUCKETS * self._step_seconds * float(self._config["fabric_bytes_per_second"])
+        bus_bytes = (
+            _COLLECTIVE / _BUCKETS * self._step_seconds * float(self._config["fabric_bytes_per_second"])
+        )
         ring = 2.0 * (self._place.world - 1) / self._place.world if self._place.world > 1 else 1.0
         return max(1, int(bus_bytes / ring / 2))
 
@@ -180,7 +182,9 @@ class Rank:
             self._slot.step = state.step
             self._slot.step_ns = time.monotonic_ns()
             if self._place.last:
-                self._report(state, observe(state, int(self._config["seed"])), time.monotonic() - began, total)
+                self._report(
+                    state, observe(state, int(self._config["seed"])), time.monotonic() - began, total
+                )
             if every and state.step % every == 0:
                 self._save(state)
             first = False

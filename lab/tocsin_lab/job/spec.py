@@ -117,7 +117,9 @@ def load_record(paths: JobPaths) -> JobRecord:
     try:
         document = json.loads(paths.record.read_text())
         if document["version"] != _VERSION:
-            raise JobError(f"{paths.record}: version {document['version']}, expected {_VERSION}: create the job again")
+            raise JobError(
+                f"{paths.record}: version {document['version']}, expected {_VERSION}: create the job again"
+            )
         return JobRecord(
             name=document["name"],
             config=JobConfig(**document["config"]),
@@ -181,7 +183,9 @@ def default_placement(run_dir: Path, ranks: int) -> tuple[Slot, ...]:
     for slot in places:
         have = len(gpus_of(run_dir, slot.node))
         if slot.gpu >= have:
-            raise JobError(f"{ranks} ranks on {len(nodes)} nodes need {per_node} GPUs each, {slot.node} has {have}")
+            raise JobError(
+                f"{ranks} ranks on {len(nodes)} nodes need {per_node} GPUs each, {slot.node} has {have}"
+            )
     return tuple(places)
 
 

@@ -53,7 +53,10 @@ def describe(paths: JobPaths, record: JobRecord, ranks: list[RankProcess]) -> di
                 "exit": one.exit if one else None,
             }
         )
-    spare = [{"node": gpu.node, "gpu": gpu.index, "gpu_uuid": gpu.uuid} for gpu in spare_gpus(paths.run_dir, record)]
+    spare = [
+        {"node": gpu.node, "gpu": gpu.index, "gpu_uuid": gpu.uuid}
+        for gpu in spare_gpus(paths.run_dir, record)
+    ]
     return {
         "job_id": record.job_id,
         "state": _state(record, ranks),

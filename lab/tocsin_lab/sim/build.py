@@ -53,9 +53,13 @@ def _digest(sources: Path) -> str:
 
 
 def _compile(compiler: str, sources: Path, arguments: list[str]) -> None:
-    done = subprocess.run([compiler, *_FLAGS, *arguments], cwd=sources, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [compiler, *_FLAGS, *arguments], cwd=sources, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
-        raise BuildError(f"{compiler} failed in {sources} (exit status {done.returncode}):\n{done.stderr[-4000:]}")
+        raise BuildError(
+            f"{compiler} failed in {sources} (exit status {done.returncode}):\n{done.stderr[-4000:]}"
+        )
 
 
 def build(out: Path, compiler: str = "gcc") -> bool:
@@ -78,7 +82,9 @@ def build(out: Path, compiler: str = "gcc") -> bool:
             return False
         found = shutil.which(compiler)
         if found is None:
-            raise BuildError(f"no {compiler} on PATH: install gcc and libc6-dev, the simulated node needs them")
+            raise BuildError(
+                f"no {compiler} on PATH: install gcc and libc6-dev, the simulated node needs them"
+            )
         for name, (files, more) in _LIBRARIES.items():
             fresh = out / f".{name}.new"
             extra = [argument.format(out=out) for argument in more]
@@ -94,7 +100,9 @@ def build(out: Path, compiler: str = "gcc") -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Command line; exit status 1 with the compiler's words when it fails."""
     parser = argparse.ArgumentParser(prog="python -m tocsin_lab.sim.build", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(".build/lib"), help="folder of the libraries (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path(".build/lib"), help="folder of the libraries (%(default)s)"
+    )
     parser.add_argument("--compiler", default="gcc")
     arguments = parser.parse_args(argv)
     try:

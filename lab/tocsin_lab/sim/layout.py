@@ -89,7 +89,10 @@ class SimProfile(c.Structure):
             ).split()
         ),
         ("memory_bytes", _u64),
-        *((name, _double) for name in ("nvlink_bytes_per_second", "fabric_bytes_per_second", "pcie_bytes_per_second")),
+        *(
+            (name, _double)
+            for name in ("nvlink_bytes_per_second", "fabric_bytes_per_second", "pcie_bytes_per_second")
+        ),
     )
 
 

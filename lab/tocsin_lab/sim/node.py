@@ -85,7 +85,9 @@ def gpus_of(run_dir: Path, node: str) -> tuple[Gpu, ...]:
         return tuple(found)
 
 
-def create_node(run_dir: Path, name: str, gpus: int = 4, hcas: int = 2, gpu_model: str = "H100-SXM") -> NodePaths:
+def create_node(
+    run_dir: Path, name: str, gpus: int = 4, hcas: int = 2, gpu_model: str = "H100-SXM"
+) -> NodePaths:
     """Create (or create anew) a healthy node of ``gpus`` devices and ``hcas`` HCAs.
 
     UUIDs and serial numbers depend on the node's name and the index only.
@@ -118,7 +120,9 @@ def create_node(run_dir: Path, name: str, gpus: int = 4, hcas: int = 2, gpu_mode
         for index in range(gpus):
             device = state.devices[index]
             device.uuid = f"GPU-{uuid.uuid5(_NAMESPACE, f'{name}/{index}')}".encode()
-            device.serial = f"165{uuid.uuid5(_NAMESPACE, f'serial/{name}/{index}').int % 10**10:010d}".encode()
+            device.serial = (
+                f"165{uuid.uuid5(_NAMESPACE, f'serial/{name}/{index}').int % 10**10:010d}".encode()
+            )
             device.minor = index
             device.pci_bus = _BUSES[index]
             device.numa_node = 0 if index < (gpus + 1) // 2 else 1

@@ -114,7 +114,10 @@ def create(root: Path, gpus: Sequence[Gpu], hcas: int, profile: Profile) -> None
     switches = max(1, hcas)
     for at in range(switches):
         numa = at * numa_nodes // switches
-        upstream = root / f"devices/pci0000:{0x10 * (at + 1):02x}/0000:{0x10 * (at + 1):02x}:01.0/0000:{0x10 * (at + 1) + 1:02x}:00.0"
+        upstream = (
+            root
+            / f"devices/pci0000:{0x10 * (at + 1):02x}/0000:{0x10 * (at + 1):02x}:01.0/0000:{0x10 * (at + 1) + 1:02x}:00.0"
+        )
         near = [gpu for gpu in gpus if gpu.index * switches // len(gpus) == at]
         common = {"numa_node": numa, "local_cpulist": _cpus(numa, numa_nodes), "enable": 1}
         for slot, gpu in enumerate(near, start=1):
@@ -124,7 +127,9 @@ def create(root: Path, gpus: Sequence[Gpu], hcas: int, profile: Profile) -> None
     _write(root / "class/net/lo", {"operstate": "unknown", "carrier": 1, "mtu": 65536, "type": 772})
 
 
-def _gpu(root: Path, switch: Path, slot: int, gpu: Gpu, profile: Profile, common: Mapping[str, object]) -> None:
+def _gpu(
+    root: Path, switch: Path, slot: int, gpu: Gpu, profile: Profile, common: Mapping[str, object]
+) -> None:
     speed = speed_text(profile.pcie_generation_max)
     _pci(
         root,
@@ -196,6 +201,8 @@ def _hca(root: Path, switch: Path, index: int, common: Mapping[str, object]) -> 
     _link(device / "device", folder)
     _link(root / "class/infiniband" / name, device)
     net = folder / "net" / f"ib{index}"
-    _write(net, {"operstate": "up", "carrier": 1, "carrier_changes": 1, "mtu": 2044, "speed": 400000, "type": 32})
+    _write(
+        net, {"operstate": "up", "carrier": 1, "carrier_changes": 1, "mtu": 2044, "speed": 400000, "type": 32}
+    )
     _link(net / "device", folder)
     _link(root / "class/net" / f"ib{index}", net)
