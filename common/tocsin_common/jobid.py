@@ -123,5 +123,7 @@ def parse(job_id: str) -> JobId:
     if not slash or not name:
         raise ValueError(f"{job_id!r} is not a job id: expected <allocator>/<name>")
     if allocator not in ALLOCATORS:
-        raise ValueError(f"{job_id!r}: unknown allocator {allocator!r}, expected one of {', '.join(ALLOCATORS)}")
+        raise ValueError(
+            f"{job_id!r}: unknown allocator {allocator!r}, expected one of {', '.join(ALLOCATORS)}"
+        )
     return JobId(allocator, name)

@@ -71,7 +71,9 @@ def parse_address(flag: str, text: str) -> tuple[str, int]:
         raise ConfigError(f"{flag}: {text!r} is not an address; write [host]:port, for example :9836")
     host = host.removeprefix("[").removesuffix("]")
     if "/" in host or " " in host:
-        raise ConfigError(f"{flag}: {text!r} is not an address; write [host]:port, for example 127.0.0.1:9836")
+        raise ConfigError(
+            f"{flag}: {text!r} is not an address; write [host]:port, for example 127.0.0.1:9836"
+        )
     return host, int(port)
 
 

@@ -104,6 +104,8 @@ class CollectorSet:
             return
         self._reported[name] = reason
         if error is not None:
-            log.warning("collector has nothing to serve collector=%s reason=%s: %s", name, reason, error.detail)
+            log.warning(
+                "collector has nothing to serve collector=%s reason=%s: %s", name, reason, error.detail
+            )
         else:
             log.info("collector recovered collector=%s", name)

@@ -1,4 +1,4 @@
-"""The HTTP server: /metrics, /-/healthy and a landing page; nothing here changes state or touches hardware."""
+"""The HTTP server: /metrics, /-/healthy and a landing page; nothing here changes state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ REQUEST_SECONDS = 10.0
 # Longer than any usual scrape interval, so that Prometheus keeps its connection.
 IDLE_SECONDS = 75.0
 
-_LANDING = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>tocsin-exporter {node}</title></head>
+_LANDING = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>tocsin-exporter {node}</title></head>
 <body><h1>tocsin-exporter</h1><p>Node <b>{node}</b>.</p>
 <ul><li><a href="/metrics">/metrics</a></li><li><a href="/-/healthy">/-/healthy</a></li></ul></body></html>
 """
@@ -44,7 +45,7 @@ class Registry(Protocol):
 def render(registry: Registry, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
     """Return the body of one scrape and its headers, in the format and encoding the client asked for."""
     encoder, content_type = choose_encoder(accept)
-    body: bytes = encoder(registry)  # type: ignore[arg-type]
+    body: bytes = encoder(registry)
     headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
     if _accepts_gzip(accept_encoding):
         # Level 1: nine times cheaper than the default for a tenth more bytes.
@@ -113,13 +114,13 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._text(HTTPStatus.NOT_FOUND, "not found; see /metrics\n")
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 - the base class looks these names up
 
     def _refuse(self) -> None:
         self.close_connection = True
         self._text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD\n", {"Allow": "GET, HEAD"})
 
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
 
     def _text(self, status: HTTPStatus, text: str, more: dict[str, str] | None = None) -> None:
         self._answer(status, text.encode(), {"Content-Type": "text/plain; charset=utf-8", **(more or {})})
@@ -192,7 +193,9 @@ class _Server(ThreadingHTTPServer):
             log.warning("too many connections, refused address=%s limit=%d", client_address, MAX_CONNECTIONS)
             try:
                 request.settimeout(0.2)
-                request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+                request.sendall(
+                    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+                )
             except OSError:
                 log.debug("refusal not delivered address=%s", client_address)
             self.shutdown_request(request)

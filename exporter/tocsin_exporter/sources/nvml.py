@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tocsin_exporter.errors import CollectError
 from tocsin_exporter.sources.latest import ErrorCounter, PollingSource
@@ -39,7 +39,14 @@ THROTTLE_REASONS = {
 }
 
 # nvmlReturn_t values that mean something to the operator of a node.
-_REASONS = {4: "no_permission", 9: "no_driver", 10: "timeout", 12: "no_library", 13: "unsupported", 18: "no_driver"}
+_REASONS = {
+    4: "no_permission",
+    9: "no_driver",
+    10: "timeout",
+    12: "no_library",
+    13: "unsupported",
+    18: "no_driver",
+}
 _HINTS = {
     "no_library": "install the driver or point --nvml.library at libnvidia-ml.so.1",
     "no_driver": "load the nvidia module, or reload it after a driver update",
@@ -96,13 +103,7 @@ def pci_address(text: str) -> str:
     return f"{domain}:{parts[1]}:{parts[2]}" + ("" if "." in parts[2] else ".0")
 
 
-class _Hung(Exception):
-    def __init__(self, index: int | None) -> None:
-        super().__init__(f"no answer at device {index}" if index is not None else "no answer")
-        self.index = index
-
-
-class _Ended(Exception):
+class _EndedError(Exception):
     """The child ended or sent something that is no frame."""
 
 
@@ -122,14 +123,16 @@ class _Child:
             bufsize=0,
             close_fds=True,
         )
+        if self.process.stdin is None or self.process.stdout is None:
+            raise OSError("no pipes to the NVML child")
+        self._requests, self._frames = self.process.stdin, self.process.stdout
         self._buffer = b""
 
-    def ask(self, last: list[int]) -> None:
-        assert self.process.stdin is not None
+    def ask(self, last: list[int], skip: list[int]) -> None:
         try:
-            self.process.stdin.write(json.dumps({"last": last}).encode() + b"\n")
+            self._requests.write(json.dumps({"last": last, "skip": skip}).encode() + b"\n")
         except OSError as err:
-            raise _Ended(str(err)) from err
+            raise _EndedError(str(err)) from err
 
     def frame(self, deadline: float) -> dict[str, Any]:
         """Return the next frame; raises TimeoutError at *deadline* (monotonic)."""
@@ -137,35 +140,33 @@ class _Child:
             if len(self._buffer) >= 4:
                 (length,) = struct.unpack(">I", self._buffer[:4])
                 if length > _MAX_FRAME:
-                    raise _Ended(f"frame of {length} bytes")
+                    raise _EndedError(f"frame of {length} bytes")
                 if len(self._buffer) >= 4 + length:
                     body, self._buffer = self._buffer[4 : 4 + length], self._buffer[4 + length :]
                     try:
                         message = json.loads(body)
                     except ValueError as err:
-                        raise _Ended(f"not JSON: {err}") from err
+                        raise _EndedError(f"not JSON: {err}") from err
                     if not isinstance(message, dict):
-                        raise _Ended("not an object")
+                        raise _EndedError("not an object")
                     return message
             self._buffer += self._read(deadline)
 
     def _read(self, deadline: float) -> bytes:
-        assert self.process.stdout is not None
-        descriptor = self.process.stdout.fileno()
+        descriptor = self._frames.fileno()
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             raise TimeoutError
         data = os.read(descriptor, 65536)
         if not data:
-            raise _Ended("the child ended")
+            raise _EndedError("the child ended")
         return data
 
     def kill(self) -> bool:
         """Kill the child; return False when it does not die."""
         self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._requests.close()
+        self._frames.close()
         try:
             self.process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
@@ -201,81 +202,108 @@ class NvmlSource(PollingSource[NvmlReading]):
         self._stuck: list[_Child] = []
         self._failures = 0
         self._not_before = 0.0
-        self._suspects: list[int] = []
+        # Devices at which a cycle hung: how often, and until when they are left alone.
+        self._suspects: dict[int, tuple[int, float]] = {}
+        self._answered: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._known: dict[str, Device] = {}
-        self._failure: tuple[str, str] | None = None
+        self._failure = ""
+        self._why = ("timeout", "")
         self._throttled: dict[tuple[str, str], float] = {}
         self._read_at: dict[str, float] = {}
 
     def devices(self) -> tuple[Device, ...]:
         """Return every device seen so far, each as last read, with ``up`` and ``reason`` as of now."""
         with self._lock:
-            failure = self._failure
-            known = tuple(self._known[uuid] for uuid in sorted(self._known, key=lambda uuid: self._known[uuid].gpu))
-        if failure is None:
-            return known
-        return tuple(replace(device, up=False, reason=device.reason or failure[0]) if device.up else device for device in known)
+            failure, answered = self._failure, self._answered
+            known = sorted(self._known.values(), key=lambda device: (len(device.gpu), device.gpu))
+        return tuple(
+            replace(device, up=False, reason=failure)
+            if failure and device.up and device.uuid not in answered
+            else device
+            for device in known
+        )
 
     def close(self) -> None:
         if self._child is not None:
             self._child.kill()
             self._child = None
 
-    def failed(self, reason: str, detail: str) -> None:
-        with self._lock:
-            if self._failure is None:
-                self._failure = (reason, detail)
-
     def read(self) -> NvmlReading:
+        with self._lock:
+            self._answered = frozenset()
         try:
             reading = self._cycle()
-        except _Hung as err:
-            self._drop_child("hung")
-            detail = f"the driver did not answer within {self._deadline:g} s ({err}); its child was killed"
-            self._suspect(err.index)
-            raise CollectError("hung", detail) from err
-        except (_Ended, OSError) as err:
+        except (_EndedError, OSError) as err:
             self._drop_child("ended")
+            self._pause()
             raise CollectError("bad_data", f"the NVML child failed: {err}") from err
         self._failures = 0
-        self._suspects.clear()
         with self._lock:
-            self._failure = None
+            self._failure = ""
         return reading
 
     def _cycle(self) -> NvmlReading:
         child = self._running()
+        now = self._clock()
+        skip = [index for index, (_, until) in self._suspects.items() if now < until]
+        child.ask([index for index in self._suspects if index not in skip], skip)
         devices: list[Device] = []
         current: int | None = None
-        deadline = self._clock() + self._deadline
-        child.ask(self._suspects)
         while True:
             try:
-                frame = child.frame(deadline)
+                frame = child.frame(now + self._deadline)
             except TimeoutError:
-                self._publish_partial(devices)
-                raise _Hung(current) from None
+                self._hung(current, devices)
             if "begin" in frame:
                 current = int(frame["begin"])
             elif "device" in frame:
+                if current is not None:
+                    self._suspects.pop(current, None)
                 device = self._device(frame["device"])
                 if device is not None:
                     devices.append(device)
             elif "end" in frame:
-                end = frame["end"]
-                self._note(devices, complete=True)
-                return NvmlReading(
-                    self._wall(),
-                    tuple(devices),
-                    str(end.get("driver_version", "")),
-                    str(end.get("cuda_version", "")),
-                )
+                return self._finished(devices, frame["end"], skip)
             elif "fail" in frame:
                 self._drop_child("failed")
+                self._pause()
                 raise _failure(frame["fail"])
             else:
-                raise _Ended(f"unexpected frame {sorted(frame)}")
+                raise _EndedError(f"unexpected frame {sorted(frame)}")
+
+    def _finished(self, devices: list[Device], end: Mapping[str, Any], skip: list[int]) -> NvmlReading:
+        self._note(devices, complete=True, skipped=skip)
+        reading = NvmlReading(
+            self._wall(), tuple(devices), str(end.get("driver_version", "")), str(end.get("cuda_version", ""))
+        )
+        if skip:
+            self._publish(reading)
+            raise CollectError(
+                "hung", f"the driver hangs at device {', '.join(map(str, skip))}; it is tried again later"
+            )
+        return reading
+
+    def _hung(self, current: int | None, devices: list[Device]) -> NoReturn:
+        """Serve what answered, mark what did not, and end the child."""
+        self._drop_child("hung")
+        if current is not None:
+            times = self._suspects.get(current, (0, 0.0))[0] + 1
+            self._suspects[current] = (times, self._clock() + _BACKOFF[min(times, len(_BACKOFF) - 1)])
+        if devices:
+            # One device hangs, not the driver: the others are read again at once.
+            self._note(devices, complete=False, skipped=[])
+            self._publish(NvmlReading(self._wall(), tuple(devices)))
+        else:
+            self._pause()
+        with self._lock:
+            for uuid, device in self._known.items():
+                if device.gpu == str(current):
+                    self._known[uuid] = replace(device, up=False, reason="hung")
+        where = "in its start" if current is None else f"at device {current}"
+        raise CollectError(
+            "hung", f"the driver did not answer {where} within {self._deadline:g} s; its child was killed"
+        )
 
     def _running(self) -> _Child:
         """Return a child that has initialised NVML."""
@@ -284,63 +312,56 @@ class NvmlSource(PollingSource[NvmlReading]):
             return self._child
         now = self._clock()
         if now < self._not_before:
-            with self._lock:
-                reason, detail = self._failure or ("timeout", "waiting to start the NVML child again")
-            raise CollectError(reason, detail)
+            raise CollectError(self._why[0], f"{self._why[1]}; next try in {self._not_before - now:.0f} s")
         if len(self._stuck) >= _MAX_STUCK:
-            raise CollectError("hung", f"{len(self._stuck)} NVML children are stuck in the driver; reboot the node")
-        child = _Child(self._library)
-        self._child = child
+            raise CollectError(
+                "hung", f"{len(self._stuck)} NVML children are stuck in the driver; reboot the node"
+            )
+        self._child = _Child(self._library)
         try:
-            frame = child.frame(now + max(_START_SECONDS, self._deadline))
+            frame = self._child.frame(now + max(_START_SECONDS, self._deadline))
         except TimeoutError:
-            raise _Hung(None) from None
+            self._hung(None, [])
         if "fail" in frame:
             self._drop_child("failed")
+            self._pause()
             raise _failure(frame["fail"])
-        return child
+        return self._child
+
+    def failed(self, reason: str, detail: str) -> None:
+        if self._clock() >= self._not_before or not self._why[1]:
+            self._why = (reason, detail)
+        with self._lock:
+            self._failure = reason
 
     def _drop_child(self, why: str) -> None:
         child, self._child = self._child, None
-        pause = _BACKOFF[min(self._failures, len(_BACKOFF) - 1)]
-        self._failures += 1
-        self._not_before = self._clock() + pause
-        if child is not None and not child.kill():
+        if child is None:
+            return
+        log.info("NVML child %s, ending it pid=%d", why, child.process.pid)
+        if not child.kill():
             self._stuck.append(child)
             log.error("NVML child does not die, it is left in the driver pid=%d", child.process.pid)
-        log.warning("NVML child %s, next start in %.0f s", why, pause)
 
-    def _suspect(self, index: int | None) -> None:
-        """Read *index* last from now on, so that it cannot hide the devices behind it."""
-        if index is None:
-            return
-        if index not in self._suspects:
-            self._suspects.append(index)
-        with self._lock:
-            for uuid, device in self._known.items():
-                if device.gpu == str(index):
-                    self._known[uuid] = replace(device, up=False, reason="hung")
+    def _pause(self) -> None:
+        self._not_before = self._clock() + _BACKOFF[min(self._failures, len(_BACKOFF) - 1)]
+        self._failures += 1
 
-    def _publish_partial(self, devices: list[Device]) -> None:
-        """Serve the devices that answered before one of them hung."""
-        if not devices:
-            return
-        self._note(devices, complete=False)
-        reading = NvmlReading(self._wall(), tuple(devices))
+    def _publish(self, reading: NvmlReading) -> None:
         self.latest.put(reading)
         for listener in self._listeners:
             listener(reading)
 
-    def _note(self, devices: list[Device], *, complete: bool) -> None:
+    def _note(self, devices: list[Device], *, complete: bool, skipped: list[int]) -> None:
         seen = {device.uuid for device in devices}
         with self._lock:
+            self._answered = frozenset(seen)
             for device in devices:
                 self._known[device.uuid] = device
-            if complete:
-                for uuid, device in self._known.items():
-                    if uuid not in seen:
-                        # It was there and the driver no longer lists it.
-                        self._known[uuid] = replace(device, up=False, reason="missing")
+            for uuid, device in self._known.items():
+                if complete and uuid not in seen and int(device.gpu) not in skipped:
+                    # It was there and the driver no longer lists it.
+                    self._known[uuid] = replace(device, up=False, reason="missing")
 
     def _device(self, raw: Mapping[str, Any]) -> Device | None:
         index = str(raw["index"])
@@ -387,7 +408,7 @@ class NvmlSource(PollingSource[NvmlReading]):
     def _throttle(
         self, uuid: str, mask: int | None, gauges: dict[Key, float], counters: dict[Key, float]
     ) -> None:
-        """Turn the reason bits into states, and into seconds by holding each state since the reading before."""
+        """Turn the reason bits into states, and into seconds by holding each since the reading before."""
         now = self._clock()
         before = self._read_at.get(uuid)
         self._read_at[uuid] = now

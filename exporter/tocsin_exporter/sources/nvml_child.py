@@ -2,8 +2,9 @@
 The process that talks to the driver: ``python -m tocsin_exporter.sources.nvml_child [LIBRARY]``.
 
 A driver call can hang for good, and a thread that hangs in it cannot be ended; a process can.
-So this one does nothing else. It reads one-line requests ``{"last": [index, …]}`` from standard
-input and answers on standard output with frames (four bytes of length, big endian, then JSON):
+So this one does nothing else. It reads one-line requests ``{"last": [index, …], "skip": [index, …]}``
+from standard input and answers on standard output with frames (four bytes of length, big endian,
+then JSON):
 
 * ``{"ready": true}`` or ``{"fail": {"code", "name"}}`` once, after the initialisation;
 * per request ``{"begin": index}`` before and ``{"device": {…}}`` after each device, then ``{"end": {…}}``.
@@ -235,7 +236,10 @@ class Reader:
             ("corrected", nv.NVML_MEMORY_ERROR_TYPE_CORRECTED),
             ("uncorrected", nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
         ):
-            for memory, where in (("dram", nv.NVML_MEMORY_LOCATION_DRAM), ("sram", nv.NVML_MEMORY_LOCATION_SRAM)):
+            for memory, where in (
+                ("dram", nv.NVML_MEMORY_LOCATION_DRAM),
+                ("sram", nv.NVML_MEMORY_LOCATION_SRAM),
+            ):
                 count = _number(
                     self._try(nv.nvmlDeviceGetMemoryErrorCounter, handle, kind, nv.NVML_AGGREGATE_ECC, where)
                 )
@@ -254,7 +258,7 @@ class Reader:
 def _error_name(err: Any) -> str:
     for name, value in vars(nv).items():
         if name.startswith("NVML_ERROR_") and value == err.value:
-            return name.removeprefix("NVML_ERROR_").lower()
+            return str(name).removeprefix("NVML_ERROR_").lower()
     return "unknown"
 
 
@@ -290,7 +294,8 @@ def main(argv: list[str], requests: BinaryIO, out: BinaryIO) -> int:
     _send(out, {"ready": True})
     reader = Reader()
     for line in requests:
-        last = json.loads(line).get("last", [])
+        wanted = json.loads(line)
+        last, skip = wanted.get("last", []), wanted.get("skip", [])
         try:
             total = reader.count()
             system = reader.system()
@@ -298,7 +303,7 @@ def main(argv: list[str], requests: BinaryIO, out: BinaryIO) -> int:
             code = int(err.value) if isinstance(err, nv.NVMLError) else nv.NVML_ERROR_GPU_IS_LOST
             _send(out, {"fail": {"code": code, "name": str(err)}})
             return 1
-        order = [index for index in range(total) if index not in last]
+        order = [index for index in range(total) if index not in last and index not in skip]
         order += [index for index in last if index < total]
         for index in order:
             _send(out, {"begin": index})

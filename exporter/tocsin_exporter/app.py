@@ -1,0 +1,209 @@
+"""Puts sources, identity, attribution and collectors together, by hand and in one place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tocsin_common import __version__
+from tocsin_exporter.attribution import Attribution
+from tocsin_exporter.collectors import fabric, gpu, gpu_events, host, identity, pcie
+from tocsin_exporter.collectors.base import Collector, Sample
+from tocsin_exporter.config import Config
+from tocsin_exporter.exposition import DroppedLabels, Exposition
+from tocsin_exporter.identity.resolver import Resolver
+from tocsin_exporter.registry import CollectorSet
+from tocsin_exporter.sources import procfs
+from tocsin_exporter.sources.bpf import BpfSource
+from tocsin_exporter.sources.host import HostSource
+from tocsin_exporter.sources.kmsg import KmsgSource
+from tocsin_exporter.sources.latest import ErrorCounter
+from tocsin_exporter.sources.nvml import NvmlReading, NvmlSource
+from tocsin_exporter.sources.sysfs import FabricSource
+from tocsin_exporter.state import StateFile
+
+__all__ = ["App", "build"]
+
+log = logging.getLogger(__name__)
+
+_FIRST_SCAN_SECONDS = 5.0
+
+
+class _Part(Protocol):
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass
+class App:
+    """The running exporter: ``registry`` is what a scrape collects."""
+
+    config: Config
+    registry: CollectorSet
+    resolver: Resolver
+    nvml: NvmlSource
+    kmsg: KmsgSource
+    fabric: FabricSource
+    host: HostSource
+    bpf: BpfSource | None
+    parts: tuple[_Part, ...]
+
+    def start(self) -> None:
+        """Start all sources; each one that cannot run says so in its own series."""
+        self.resolver.start()
+        # Devices are given to jobs at the first reading, so the jobs come first.
+        self.resolver.wait_first(_FIRST_SCAN_SECONDS)
+        for part in self.parts:
+            part.start()
+
+    def wait_first(self, timeout: float) -> None:
+        """Wait until every source has read once, well or badly, or *timeout* seconds have passed."""
+        end = time.monotonic() + timeout
+        for source in (self.nvml, self.kmsg, self.fabric, self.host):
+            source.wait_first(max(0.0, end - time.monotonic()))
+
+    def read_again(self) -> None:
+        """Read the devices a second time: activity is a mean between two readings."""
+        time.sleep(0.3)
+        self.nvml.poke()
+        time.sleep(0.5)
+
+    def stop(self) -> None:
+        """Stop all sources."""
+        for part in reversed(self.parts):
+            part.stop()
+        self.resolver.stop()
+
+
+class _Own:
+    """The exporter's samples about itself."""
+
+    def __init__(
+        self,
+        started: float,
+        errors: ErrorCounter,
+        dropped: DroppedLabels,
+        attribution: Attribution,
+        kmsg: KmsgSource,
+        bpf: BpfSource | None,
+        nvml: NvmlSource,
+        fabric_source: FabricSource,
+        host_source: HostSource,
+    ) -> None:
+        self._started = started
+        self._errors = errors
+        self._dropped = dropped
+        self._attribution = attribution
+        self._kmsg = kmsg
+        self._bpf = bpf
+        self._nvml = nvml
+        self._fabric = fabric_source
+        self._host = host_source
+
+    def __call__(self) -> Iterator[Sample]:
+        rung = str(self._bpf.rung) if self._bpf is not None else "off"
+        yield Sample("tocsin_exporter_info", (__version__, platform.release(), rung), 1)
+        yield Sample("tocsin_exporter_start_timestamp_seconds", (), self._started)
+        for (source, reason), count in self._errors.counts().items():
+            yield Sample("tocsin_exporter_source_errors_total", (source, reason), count)
+        for reason, count in self._dropped.counts().items():
+            yield Sample("tocsin_exporter_dropped_labels_total", (reason,), count)
+        for facility, count in self._kmsg.records().items():
+            yield Sample("tocsin_exporter_kernel_records_total", (facility,), count)
+        yield Sample(
+            "tocsin_exporter_unattributed_increments_total", (), self._attribution.published().unattributed
+        )
+        for layer, share in self._visibility(rung).items():
+            yield Sample("tocsin_visibility", (layer,), share)
+
+    def _visibility(self, rung: str) -> dict[str, float]:
+        """Return what is seen of each layer: 1 all of its sources, 0.5 some, 0 none."""
+        sources = {
+            "device": (self._nvml.latest.read()[1] is None, self._kmsg.latest.read()[1] is None),
+            "host": (self._host.latest.read()[1] is None,),
+            "fabric": (self._fabric.latest.read()[1] is None,),
+            "workload": (rung != "off", self._bpf is not None and not self._bpf.failures),
+        }
+        return {layer: 1.0 if all(seen) else 0.5 if any(seen) else 0.0 for layer, seen in sources.items()}
+
+
+def _workload(bpf: BpfSource | None, resolver: Resolver) -> tuple[Collector, ...]:
+    try:
+        from tocsin_exporter.collectors import cuda, exits, nccl, output
+    except ImportError:
+        return ()
+    return (cuda.build(bpf), nccl.build(bpf), output.build(bpf, resolver), exits.build(bpf, resolver))
+
+
+def build(config: Config) -> App:
+    """Return the exporter for *config*, not yet started."""
+    errors, dropped = ErrorCounter(), DroppedLabels()
+    wanted, interval, max_age = config.collectors, config.interval, config.max_age
+    resolver = Resolver(config.procfs, errors, config.only_env)
+    nvml = NvmlSource(config.nvml_library, interval, config.nvml_deadline, max_age, errors)
+    fabric_source = FabricSource(config.sysfs, interval, max_age, errors)
+    host_source = HostSource(config.procfs, interval, max_age, errors)
+    # The sink needs the ledger and the ledger the log's identity: the ledger is bound below.
+    kmsg = KmsgSource(
+        config.kmsg, errors, lambda events, cursor: attribution.on_events(events, cursor), max_age
+    )
+    attribution = Attribution(
+        resolver,
+        StateFile(config.state),
+        errors,
+        boot_id=procfs.boot_id(config.procfs),
+        log_identity=kmsg.identity(),
+        sysfs=config.sysfs,
+    )
+    kmsg.resume(attribution.cursor)
+
+    def devices_read(reading: NvmlReading) -> None:
+        gpus: dict[int, tuple[int, ...]] = {}
+        for device in reading.devices:
+            for pid in device.pids or ():
+                gpus[pid] = (*gpus.get(pid, ()), int(device.gpu))
+        resolver.note_devices(gpus, {device.uuid: int(device.gpu) for device in reading.devices})
+        attribution.on_reading(reading)
+
+    nvml.listen(devices_read)
+    fabric_source.listen(attribution.on_ports)
+    # Polled counters are read again when a holder comes or goes.
+    resolver.subscribe(lambda _: nvml.poke(), lambda _: nvml.poke())
+
+    bpf: BpfSource | None = None
+    if config.ebpf_backend != "off" and wanted & {"cuda", "nccl", "output", "exits"}:
+        bpf = BpfSource(resolver, errors, proc=config.procfs)
+
+    all_collectors: tuple[Collector, ...] = (
+        gpu.build(nvml, attribution),
+        gpu_events.build(nvml, kmsg, attribution),
+        pcie.build(nvml, attribution),
+        identity.build(resolver, max_age),
+        *_workload(bpf, resolver),
+        fabric.build(fabric_source, attribution),
+        host.build(host_source),
+    )
+    own = _Own(time.time(), errors, dropped, attribution, kmsg, bpf, nvml, fabric_source, host_source)
+    registry = CollectorSet(
+        [collector for collector in all_collectors if collector.name in wanted],
+        Exposition(config.node, config.tier, dropped),
+        own=own,
+        disabled=[collector.name for collector in all_collectors if collector.name not in wanted],
+    )
+    parts: list[_Part] = [nvml, kmsg, fabric_source, host_source]
+    if bpf is not None:
+        parts.append(bpf)
+    log.info(
+        "built node=%s pid=%d interval=%gs collectors=%s",
+        config.node,
+        os.getpid(),
+        interval,
+        ",".join(registry.names),
+    )
+    return App(config, registry, resolver, nvml, kmsg, fabric_source, host_source, bpf, tuple(parts))

@@ -1,0 +1,259 @@
+"""The command ``tocsin-exporter``: serve, or look at one thing and print it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tocsin_common import __version__
+from tocsin_exporter import config as settings
+from tocsin_exporter.config import COLLECTORS, Config
+from tocsin_exporter.errors import ConfigError, ExporterError
+from tocsin_exporter.kmsg.parse import Event, Parser
+from tocsin_exporter.metrics import Tier
+
+__all__ = ["main"]
+
+log = logging.getLogger("tocsin_exporter")
+
+# A first reading of a hung driver ends well before this.
+_ONCE_SECONDS = 15.0
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ConfigError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tocsin-exporter",
+        description="Serves what this node shows of its GPU jobs at /metrics.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tocsin-exporter {__version__}")
+    add = parser.add_argument
+    add(
+        "--web.listen-address",
+        dest="listen",
+        default=":9836",
+        metavar="ADDR",
+        help="[host]:port (default: %(default)s)",
+    )
+    add("--node.name", dest="node", default="", metavar="NAME", help="node label (default: short host name)")
+    add("--path.procfs", dest="procfs", default="/proc", metavar="DIR")
+    add("--path.sysfs", dest="sysfs", default="/sys", metavar="DIR")
+    add("--path.kmsg", dest="kmsg", default="/dev/kmsg", metavar="FILE", help="kernel log, device or file")
+    add("--path.state", dest="state", default="", metavar="FILE", help="keep event counts over restarts here")
+    add(
+        "--nvml.library",
+        dest="nvml",
+        default="",
+        metavar="FILE",
+        help="libnvidia-ml.so.1 (default: the system's)",
+    )
+    add(
+        "--nvml.deadline",
+        dest="deadline",
+        default="3s",
+        metavar="DURATION",
+        help="longest cycle (default: %(default)s)",
+    )
+    add(
+        "--collect.interval", dest="interval", default="5s", metavar="DURATION", help="(default: %(default)s)"
+    )
+    add(
+        "--identity.only-env",
+        dest="only_env",
+        default="",
+        metavar="NAME=VALUE",
+        help="only processes with this variable, for several virtual nodes on one machine",
+    )
+    add("--ebpf.backend", dest="ebpf", default="libbpf", metavar="libbpf|off", help="(default: %(default)s)")
+    add("--tier", default="fabric", metavar="core|fabric|deep", help="which series (default: %(default)s)")
+    add(
+        "--log.level",
+        dest="log_level",
+        default="info",
+        metavar="|".join(_LEVELS),
+        help="(default: %(default)s)",
+    )
+    for name in COLLECTORS:
+        add(
+            f"--collector.{name}",
+            dest=f"collector_{name}",
+            action="store_true",
+            default=True,
+            help=argparse.SUPPRESS,
+        )
+        add(f"--no-collector.{name}", dest=f"collector_{name}", action="store_false", help=f"turn {name} off")
+    add("--once", action="store_true", help="print one scrape and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    commands.add_parser("doctor", help="what this node offers and lacks, and what each lack costs")
+    one = commands.add_parser("identity", help="what is believed about a process, and from which source")
+    one.add_argument("pid", metavar="PID")
+    for name, what in (("parse-log", "job output"), ("parse-kmsg", "a kernel log")):
+        command = commands.add_parser(name, help=f"the events recognised in {what}, as JSON lines")
+        command.add_argument("file", metavar="FILE", help="a file, or - for standard input")
+    return parser
+
+
+def _config(args: argparse.Namespace) -> Config:
+    """Check the flags; raises ConfigError with the flag's name."""
+    host, port = settings.parse_address("--web.listen-address", args.listen)
+    if args.log_level not in _LEVELS:
+        raise ConfigError(f"--log.level: {args.log_level!r} is not one of {', '.join(_LEVELS)}")
+    if args.ebpf not in ("libbpf", "off"):
+        raise ConfigError(f"--ebpf.backend: {args.ebpf!r} is not one of libbpf, off")
+    tiers = [tier.value for tier in Tier]
+    if args.tier not in tiers:
+        raise ConfigError(f"--tier: {args.tier!r} is not one of {', '.join(tiers)}")
+    for flag, path in (("--path.procfs", args.procfs), ("--path.sysfs", args.sysfs)):
+        if not Path(path).is_dir():
+            raise ConfigError(f"{flag}: {path} is not a folder")
+    if args.nvml and not Path(args.nvml).is_file():
+        raise ConfigError(f"--nvml.library: {args.nvml} is not a file")
+    if args.state and Path(args.state).is_dir():
+        raise ConfigError(f"--path.state: {args.state} is a folder, a file is needed")
+    return Config(
+        host=host,
+        port=port,
+        node=settings.parse_node("--node.name", args.node),
+        procfs=Path(args.procfs),
+        sysfs=Path(args.sysfs),
+        kmsg=Path(args.kmsg),
+        state=Path(args.state) if args.state else None,
+        nvml_library=Path(args.nvml).absolute() if args.nvml else None,
+        interval=settings.parse_duration("--collect.interval", args.interval, 0.5, 300),
+        nvml_deadline=settings.parse_duration("--nvml.deadline", args.deadline, 0.1, 60),
+        only_env=settings.parse_assignment("--identity.only-env", args.only_env) if args.only_env else None,
+        collectors=frozenset(name for name in COLLECTORS if getattr(args, f"collector_{name}")),
+        ebpf_backend=args.ebpf,
+        tier=Tier(args.tier),
+        log_level=args.log_level,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0 on success, 1 when it could not do its work, 2 for unusable flags or files."""
+    try:
+        args = _parser().parse_args(argv)
+        logging.basicConfig(
+            level=args.log_level.upper() if args.log_level in _LEVELS else "INFO",
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            stream=sys.stderr,
+        )
+        return _run(args)
+    except ConfigError as err:
+        print(f"tocsin-exporter: {err}", file=sys.stderr)
+        return 2
+    except ExporterError as err:
+        print(f"tocsin-exporter: {err}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader had enough; the interpreter must not complain at exit.
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.command == "parse-kmsg":
+        return _parse_kmsg(args.file)
+    if args.command == "parse-log":
+        from tocsin_exporter.parser import cli as parser_cli
+
+        return int(parser_cli.run(args.file))
+    config = _config(args)
+    if args.command == "doctor":
+        from tocsin_exporter import doctor
+
+        print(doctor.report(config))
+        return 0
+    if args.command == "identity":
+        return _identity(config, args.pid)
+    return _once(config) if args.once else _serve(config)
+
+
+def _serve(config: Config) -> int:
+    from tocsin_exporter.app import build
+    from tocsin_exporter.server import MetricsServer
+
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    app = build(config)
+    server = MetricsServer(config.host, config.port, app.registry, config.node)
+    # Listening comes first: a slow driver must not look like a dead exporter.
+    server.start()
+    log.info("listening address=%s port=%d node=%s", config.host or "*", server.port, config.node)
+    try:
+        app.start()
+        done.wait()
+    finally:
+        server.stop()
+        app.stop()
+    return 0
+
+
+def _once(config: Config) -> int:
+    from tocsin_exporter.app import build
+    from tocsin_exporter.server import render
+
+    app = build(config)
+    try:
+        app.start()
+        app.wait_first(_ONCE_SECONDS)
+        app.read_again()
+        body, _ = render(app.registry, "", "")
+    finally:
+        app.stop()
+    sys.stdout.write(body.decode())
+    sys.stdout.flush()
+    return 0
+
+
+def _identity(config: Config, text: str) -> int:
+    from tocsin_exporter.identity import show
+
+    if not text.isascii() or not text.isdigit() or int(text) > 1 << 22:
+        raise ConfigError(f"identity: {text!r} is not a pid")
+    answer = show.describe(config, int(text))
+    print(json.dumps(answer, indent=2))
+    return 0 if answer.get("found") else 1
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Yield the lines of *path* or standard input, bounded in length."""
+    try:
+        source = sys.stdin.buffer if path == "-" else Path(path).open("rb")  # noqa: SIM115 - closed below
+    except OSError as err:
+        raise ConfigError(f"{path}: {err.strerror}") from err
+    with source:
+        try:
+            while line := source.readline(1 << 20):
+                yield line.decode("utf-8", "replace")
+        except OSError as err:
+            raise ConfigError(f"{path}: {err.strerror}") from err
+
+
+def _parse_kmsg(path: str) -> int:
+    parser = Parser()
+    for line in _lines(path):
+        _print_events(parser.feed(line))
+    _print_events(parser.finish())
+    return 0
+
+
+def _print_events(events: Iterable[Event]) -> None:
+    for event in events:
+        print(json.dumps(event.to_dict()))

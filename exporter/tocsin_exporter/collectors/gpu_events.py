@@ -1,0 +1,66 @@
+"""Faults of the devices: Xid events by class and code, ECC errors, row remaps, and their last times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tocsin_exporter.attribution import Attribution
+from tocsin_exporter.collectors.base import Sample
+from tocsin_exporter.collectors.gpu import device_samples, holder_labels
+from tocsin_exporter.errors import CollectError
+from tocsin_exporter.kmsg.xid_classes import CLASSES
+from tocsin_exporter.sources.kmsg import KmsgSource
+from tocsin_exporter.sources.nvml import NvmlSource
+
+__all__ = ["NAME", "GpuEventsCollector", "build"]
+
+NAME = "gpu_events"
+
+
+class GpuEventsCollector:
+    """
+    Serves event counts, zero per class before the first event.
+
+    It fails when the kernel log or the driver cannot be read, and still serves what is known.
+    """
+
+    name = NAME
+
+    def __init__(self, nvml: NvmlSource, kmsg: KmsgSource, attribution: Attribution) -> None:
+        self._nvml = nvml
+        self._kmsg = kmsg
+        self._attribution = attribution
+
+    def collect(self) -> Iterator[Sample]:
+        """Yield the samples of this scrape."""
+        published = self._attribution.published()
+        _, log_error = self._kmsg.latest.read()
+        for device in published.events:
+            labels = (device.gpu, device.uuid, device.mig)
+            # Without the log a zero would claim that nothing happened.
+            if log_error is None or any(device.xid.values()):
+                for kind in CLASSES:
+                    yield Sample("tocsin_gpu_xid_errors_total", (*labels, kind), device.xid.get(kind, 0))
+            for code, count in sorted(device.codes.items()):
+                yield Sample("tocsin_gpu_xid_code_errors_total", (*labels, str(code)), count)
+            for kind, when in device.times.items():
+                yield Sample("tocsin_gpu_event_timestamp_seconds", (*labels, kind), when)
+        for held in published.devices:
+            if log_error is None or any(held.xid.values()):
+                for kind in CLASSES:
+                    yield Sample(
+                        "tocsin_job_gpu_xid_errors_total", (*holder_labels(held), kind), held.xid.get(kind, 0)
+                    )
+            for kind, when in held.times.items():
+                yield Sample("tocsin_job_gpu_event_timestamp_seconds", (*holder_labels(held), kind), when)
+        reading, error = self._nvml.latest.read()
+        devices = reading.devices if reading is not None else ()
+        yield from device_samples(devices, published.devices, prefixes=("ecc_errors", "row_remap"))
+        problem: CollectError | None = log_error or error
+        if problem is not None:
+            raise problem
+
+
+def build(nvml: NvmlSource, kmsg: KmsgSource, attribution: Attribution) -> GpuEventsCollector:
+    """Return the collector."""
+    return GpuEventsCollector(nvml, kmsg, attribution)

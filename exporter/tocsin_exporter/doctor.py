@@ -1,0 +1,190 @@
+"""What this node offers and lacks, and what each lack costs; reads, changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tocsin_exporter.config import Config
+from tocsin_exporter.errors import ExporterError, SourceError
+from tocsin_exporter.sources import procfs, sysfs
+from tocsin_exporter.sources.latest import ErrorCounter
+from tocsin_exporter.sources.nvml import NvmlSource
+
+__all__ = ["Finding", "findings", "report"]
+
+_MARKS = {True: "ok", False: "lacks", None: "-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: ``ok`` is None for what is neither good nor bad; ``cost`` is what a lack costs."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    cost: str = ""
+
+
+def findings(config: Config) -> Iterator[Finding]:
+    """Yield what was found, in the order in which one would look."""
+    yield from _driver(config)
+    yield from _ebpf()
+    yield from _log(config)
+    yield from _processes(config)
+    yield from _host(config)
+    yield from _fabric(config)
+    yield from _schedulers()
+    yield from _state(config)
+
+
+def report(config: Config) -> str:
+    """Return the findings as a table."""
+    rows = list(findings(config))
+    width = max(len(row.name) for row in rows)
+    lines = []
+    for row in rows:
+        lines.append(f"{row.name:<{width}}  {_MARKS[row.ok]:<5}  {row.detail}")
+        if row.cost and not row.ok:
+            lines.append(f"{'':<{width}}         costs: {row.cost}")
+    lacks = sum(row.ok is False for row in rows)
+    lines.append(f"\n{len(rows) - lacks} of {len(rows)} in order on node {config.node}.")
+    return "\n".join(lines)
+
+
+def _driver(config: Config) -> Iterator[Finding]:
+    source = NvmlSource(config.nvml_library, config.interval, config.nvml_deadline, 60, ErrorCounter())
+    try:
+        source.read_once()
+        # Activity is the mean between two samples, at least 0.1 s apart.
+        time.sleep(0.15)
+        source.read_once()
+        reading, error = source.latest.read()
+    finally:
+        source.close()
+    cost = "no device series: slow, throttled and faulty GPUs are not seen"
+    if reading is None:
+        yield Finding("driver", False, f"{error.reason}: {error.detail}" if error else "no answer", cost)
+        return
+    models = sorted({device.model for device in reading.devices})
+    yield Finding(
+        "driver", True, f"{reading.driver_version}, {len(reading.devices)} x {', '.join(models) or 'no GPU'}"
+    )
+    if reading.devices:
+        gpm = any(name == "sm_active_ratio" for device in reading.devices for name, _ in device.gauges)
+        yield Finding(
+            "device activity (GPM)",
+            gpm,
+            "SM, tensor and DRAM activity" if gpm else "not supported by these devices",
+            "a slow GPU among equals cannot be told from its peers; such verdicts stay inconclusive",
+        )
+        seen = all(device.pids is not None for device in reading.devices)
+        yield Finding(
+            "device processes",
+            seen,
+            "listed by the driver" if seen else "not listed",
+            "holders come from environments only",
+        )
+
+
+def _ebpf() -> Iterator[Finding]:
+    try:
+        from tocsin_exporter.sources.bpf import doctor as bpf_doctor
+    except ImportError:
+        return
+    for name, ok, detail, cost in bpf_doctor():
+        yield Finding(name, ok, detail, cost)
+
+
+def _log(config: Config) -> Iterator[Finding]:
+    cost = "no Xid, AER and link events; device faults are seen only when counters move"
+    try:
+        descriptor = os.open(config.kmsg, os.O_RDONLY | os.O_NONBLOCK)
+        os.close(descriptor)
+    except OSError as err:
+        yield Finding("kernel log", False, f"{config.kmsg}: {err.strerror}", cost)
+    else:
+        yield Finding("kernel log", True, f"{config.kmsg} is readable")
+
+
+def _processes(config: Config) -> Iterator[Finding]:
+    closed = seen = 0
+    try:
+        for pid in procfs.pids(config.procfs):
+            stat = procfs.process_stat(config.procfs, pid)
+            if stat is None or stat.kernel_thread:
+                continue
+            seen += 1
+            try:
+                procfs.environment(config.procfs, pid)
+            except SourceError as err:
+                closed += err.reason == "no_permission"
+    except ExporterError as err:
+        yield Finding("processes", False, str(err), "no job and no rank is known")
+        return
+    yield Finding(
+        "processes",
+        closed == 0,
+        f"{seen} seen, environment of {closed} closed to this user",
+        "ranks of other users are not known; run as root or with CAP_SYS_PTRACE",
+    )
+
+
+def _host(config: Config) -> Iterator[Finding]:
+    reading, _ = procfs.host(config.procfs)
+    yield Finding(
+        "pressure (PSI)",
+        bool(reading.pressure),
+        "cpu, memory, io" if reading.pressure else f"no {config.procfs}/pressure; boot with psi=1",
+        "host pressure cannot be ruled out",
+    )
+    yield Finding(
+        "cgroups",
+        None,
+        "v2" if os.path.exists(config.sysfs / "fs/cgroup/cgroup.controllers") else "v1 or none",
+    )
+
+
+def _fabric(config: Config) -> Iterator[Finding]:
+    errors = ErrorCounter()
+    try:
+        ports = sysfs.read_ports(config.sysfs, errors)
+    except SourceError as err:
+        yield Finding("fabric", False, err.detail, "fabric faults are not seen")
+        return
+    active = sum(bool(port.active) for port in ports)
+    unread = sum(errors.counts().values())
+    yield Finding(
+        "fabric",
+        None if not ports else unread == 0,
+        f"{len(ports)} ports, {active} active, {unread} files unreadable"
+        if ports
+        else "no InfiniBand or RoCE ports",
+        "errors in those files are not seen",
+    )
+
+
+def _schedulers() -> Iterator[Finding]:
+    found = [
+        name
+        for name, command in (("Slurm", "scontrol"), ("Kubernetes", "kubelet"), ("Ray", "ray"))
+        if shutil.which(command)
+    ]
+    yield Finding(
+        "schedulers",
+        None,
+        ", ".join(found) or "none on the path; jobs are named from cgroups and environments",
+    )
+
+
+def _state(config: Config) -> Iterator[Finding]:
+    cost = "event counts start anew with each restart of the exporter"
+    if config.state is None:
+        yield Finding("state file", False, "none; set --path.state", cost)
+        return
+    folder = config.state.parent
+    ok = os.access(folder, os.W_OK) if folder.exists() else os.access(folder.parent, os.W_OK)
+    yield Finding("state file", ok, f"{config.state}{'' if ok else ' is not writable'}", cost)

@@ -1,0 +1,65 @@
+"""What the exporter believes about one process, and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from tocsin_exporter.config import Config
+from tocsin_exporter.identity import rules
+from tocsin_exporter.identity.resolver import identity_of, read_facts
+from tocsin_exporter.sources import procfs
+
+__all__ = ["describe"]
+
+# The variables that decide; others may hold secrets and are not printed.
+_TELLING = (
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "RAY_JOB_ID",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES", "POD_NAME", "POD_NAMESPACE",
+)  # fmt: skip
+
+
+def describe(config: Config, pid: int) -> dict[str, Any]:
+    """
+    Return facts, sources and the verdict on *pid*.
+
+    ``found`` is false when there is no such process; ``identity`` is null when it belongs to
+    no job, and ``note`` says what that rests on.
+    """
+    stat = procfs.process_stat(config.procfs, pid)
+    if stat is None:
+        return {"pid": pid, "found": False, "note": f"no process {pid} under {config.procfs}"}
+    facts, error = read_facts(config.procfs, stat)
+    answer: dict[str, Any] = {
+        "pid": pid,
+        "found": True,
+        "name": stat.name,
+        "parent": stat.parent,
+        "cgroups": list(facts.cgroups),
+        "environ": {name: facts.environ[name] for name in _TELLING if name in facts.environ},
+        "launcher": rules.is_launcher(facts),
+        "identity": None,
+    }
+    if error is not None:
+        answer["note"] = f"{error.reason}: {error.detail}; run as root or as the process's user"
+    if config.only_env and facts.environ.get(config.only_env[0]) != config.only_env[1]:
+        answer["note"] = f"outside --identity.only-env {config.only_env[0]}={config.only_env[1]}"
+        return answer
+    verdict = rules.decide(facts, procfs.boot_id(config.procfs))
+    if verdict is None:
+        answer.setdefault(
+            "note", "neither cgroup nor environment names a job; a device held would make it proc/…"
+        )
+        return answer
+    found = identity_of(facts, verdict, (), {}, procfs.boot_time(config.procfs))
+    answer["identity"] = {
+        **asdict(found),
+        "gpu_indices": list(found.gpu_indices),
+        "sources": dict(found.sources),
+    }
+    answer["conflicts"] = list(verdict.conflicts)
+    if not verdict.rank:
+        answer.setdefault("note", "no rank: a launcher or helper of the job")
+    return answer

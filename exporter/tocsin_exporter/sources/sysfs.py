@@ -1,0 +1,181 @@
+"""InfiniBand and RoCE ports from sysfs, each file on its own: an unreadable one costs only its own value."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tocsin_exporter.errors import SourceError
+from tocsin_exporter.sources.latest import ErrorCounter, PollingSource
+from tocsin_exporter.sources.procfs import read_small
+
+__all__ = ["ERROR_COUNTERS", "HW_ERROR_COUNTERS", "FabricSource", "Port", "distance", "locate", "read_ports"]
+
+# Traffic counters count units of four octets (InfiniBand Architecture Specification, PortCounters).
+_WORD = 4
+# Files of counters/ that count something gone wrong.
+ERROR_COUNTERS = (
+    "symbol_error", "link_error_recovery", "port_rcv_errors", "port_rcv_remote_physical_errors",
+    "port_rcv_switch_relay_errors", "port_xmit_discards", "port_xmit_constraint_errors",
+    "port_rcv_constraint_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors",
+    "VL15_dropped",
+)  # fmt: skip
+# The same of hw_counters/; traffic and load are left out.
+HW_ERROR_COUNTERS = (
+    "out_of_sequence", "packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err", "duplicate_request",
+    "rnr_nak_retry_err", "req_transport_retries_exceeded", "req_rnr_retries_exceeded", "out_of_buffer",
+    "req_cqe_error", "resp_cqe_error", "req_remote_access_errors", "req_remote_invalid_request",
+    "resp_remote_access_errors", "resp_local_length_error", "rp_cnp_ignored", "roce_adp_retrans",
+    "roce_adp_retrans_to", "roce_slow_restart", "rx_icrc_encapsulated",
+)  # fmt: skip
+_MAX_PORTS = 64
+_RATE = re.compile(r"^([\d.]+) Gb/sec")
+_NUMBER = re.compile(r"^\d+$")
+_BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+# What firmware prints where it has no counter.
+_NONE = ("N/A", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """
+    One port at one reading. ``counters`` are keyed by quantity and kernel file name in base
+    units; what could not be read is absent. ``pci_path`` runs from the root to the device.
+    """
+
+    name: str
+    device: str
+    active: bool | None
+    rate: float | None
+    link_layer: str
+    hca_type: str
+    firmware: str
+    counters: Mapping[tuple[str, tuple[str, ...]], float]
+    pci_path: tuple[str, ...] = ()
+    numa_node: int = -1
+
+
+def read_ports(sysfs: Path, errors: ErrorCounter) -> tuple[Port, ...]:
+    """Return all ports; raises SourceError only when the whole class cannot be listed."""
+    base = sysfs / "class/infiniband"
+    try:
+        devices = sorted(os.listdir(base))
+    except FileNotFoundError:
+        # A node without such adapters is no fault.
+        return ()
+    except OSError as err:
+        raise SourceError("no_permission", f"{base}: {err.strerror}") from err
+    ports: list[Port] = []
+    for device in devices:
+        try:
+            numbers = sorted(name for name in os.listdir(base / device / "ports") if _NUMBER.match(name))
+        except OSError:
+            errors.add("sysfs", "ports")
+            continue
+        for number in numbers:
+            if len(ports) >= _MAX_PORTS:
+                errors.add("sysfs", "too_many_ports")
+                return tuple(ports)
+            ports.append(_port(base / device, device, number, errors))
+    return tuple(ports)
+
+
+def _text(path: Path, errors: ErrorCounter) -> str:
+    """Return the file's text, or "" when it is missing (not an error) or unreadable (counted)."""
+    try:
+        return read_small(path, 256).decode("ascii", "replace").strip()
+    except SourceError as err:
+        if err.reason != "unsupported":
+            errors.add("sysfs", path.name)
+        return ""
+
+
+def _count(path: Path, errors: ErrorCounter) -> float | None:
+    text = _text(path, errors)
+    if _NUMBER.match(text):
+        return float(text)
+    if text and not text.startswith(_NONE[0]):
+        errors.add("sysfs", path.name)
+    return None
+
+
+def _port(base: Path, device: str, number: str, errors: ErrorCounter) -> Port:
+    here = base / "ports" / number
+    counters: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def put(quantity: str, labels: tuple[str, ...], path: Path, scale: float = 1.0) -> None:
+        value = _count(path, errors)
+        if value is not None:
+            counters[(quantity, labels)] = value * scale
+
+    put("receive_bytes_total", (), here / "counters/port_rcv_data", _WORD)
+    put("transmit_bytes_total", (), here / "counters/port_xmit_data", _WORD)
+    put("transmit_wait_total", (), here / "counters/port_xmit_wait")
+    put("link_downed_total", (), here / "counters/link_downed")
+    for name in ERROR_COUNTERS:
+        put("errors_total", (name,), here / "counters" / name)
+    for name in HW_ERROR_COUNTERS:
+        put("errors_total", (name,), here / "hw_counters" / name)
+    state = _text(here / "state", errors)
+    rate = _RATE.match(_text(here / "rate", errors))
+    numa = _text(base / "device/numa_node", errors)
+    return Port(
+        name=f"{device}/{number}",
+        device=device,
+        active=state.startswith("4") if state else None,
+        rate=float(rate[1]) * 1e9 / 8 if rate else None,
+        link_layer=_text(here / "link_layer", errors),
+        hca_type=_text(base / "hca_type", errors),
+        firmware=_text(base / "fw_ver", errors),
+        counters=counters,
+        pci_path=_pci_path(base / "device"),
+        numa_node=int(numa) if re.match(r"^-?\d+$", numa) else -1,
+    )
+
+
+def _pci_path(device: Path) -> tuple[str, ...]:
+    """Return the PCI addresses from the root port down to *device*, as its place in /sys/devices tells."""
+    return tuple(_BDF.findall(os.path.realpath(device).lower()))
+
+
+def locate(sysfs: Path, pci: str) -> tuple[tuple[str, ...], int]:
+    """Return the PCI path and NUMA node (-1 when unknown) of the device at *pci*."""
+    here = sysfs / "bus/pci/devices" / pci
+    try:
+        numa = read_small(here / "numa_node", 32).decode("ascii", "replace").strip()
+    except SourceError:
+        numa = ""
+    return _pci_path(here), int(numa) if re.match(r"^-?\d+$", numa) else -1
+
+
+def distance(one: tuple[tuple[str, ...], int], other: tuple[tuple[str, ...], int]) -> int | None:
+    """
+    Return how far apart two devices are, or None when nothing is known.
+
+    Hops through a shared PCIe switch count least, then one NUMA node, then another one.
+    """
+    first, second = one[0], other[0]
+    shared = 0
+    for left, right in zip(first, second, strict=False):
+        if left != right:
+            break
+        shared += 1
+    if shared:
+        return len(first) + len(second) - 2 * shared
+    if one[1] >= 0 and other[1] >= 0:
+        return 100 if one[1] == other[1] else 200
+    return None
+
+
+class FabricSource(PollingSource[tuple[Port, ...]]):
+    """Reads all ports every interval."""
+
+    def __init__(self, sysfs: Path, interval: float, max_age: float, errors: ErrorCounter) -> None:
+        super().__init__("sysfs", interval, max_age, errors)
+        self._sysfs = sysfs
+
+    def read(self) -> tuple[Port, ...]:
+        return read_ports(self._sysfs, self._errors)
