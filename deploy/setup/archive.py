@@ -7,6 +7,7 @@ the machine already uses, so a mirror, a proxy or a cache keeps working, and apt
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,9 @@ KEYRINGS = (
     Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
     Path("/usr/share/keyrings/debian-archive-keyring.pgp"),
 )
+
+# What Debian builds into Prometheus and Alertmanager.
+SHARE = b"/usr/share/prometheus"
 
 
 class FetchError(Exception):
@@ -156,6 +160,36 @@ def fetch(archive: Source, suite: str, packages: Sequence[str], work: Path, root
     for deb in files:
         _run(["dpkg", "-x", str(deb), str(root)], work)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def relocate(program: Path) -> bool:
+    """
+    Point a program's data folder at descriptor 9; False when it has none built in.
+
+    Debian's builds read web pages and notification templates from /usr/share, which belongs to packages
+    that are installed. The replacement has the same length, so nothing else in the file moves.
+    """
+    body = program.read_bytes()
+    there = b"/proc/self/fd/9".ljust(len(SHARE), b"/")
+    if SHARE not in body:
+        return there in body
+    fresh = program.with_suffix(".new")
+    fresh.write_bytes(body.replace(SHARE, there))
+    fresh.chmod(0o755)
+    fresh.replace(program)
+    return True
+
+
+def wrapper(program: Path, data: Path, folder: Path) -> str:
+    """Return a shell script for *folder* that opens *data* as descriptor 9 and becomes *program*."""
+    there = [os.path.relpath(path, folder) for path in (data, program)]
+    return (
+        "#!/bin/sh\n"
+        "# The program's pages and templates lie beside it, not in /usr/share; descriptor 9 leads there.\n"
+        'here=$(dirname "$(readlink -f "$0")")\n'
+        f'exec 9<"$here/{there[0]}"\n'
+        f'exec "$here/{there[1]}" "$@"\n'
+    )
 
 
 def _run(argv: Sequence[str], cwd: Path) -> None:

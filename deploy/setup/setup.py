@@ -222,25 +222,25 @@ def version_of(program: Path) -> str:
 
 
 def link_tools(root: Path, bin_dir: Path) -> dict[str, str]:
-    """Link the programs under *root* into *bin_dir*; return name → version, SetupError when one fails."""
+    """Offer the programs under *root* in *bin_dir*; return name → version, SetupError when one fails."""
     found: dict[str, str] = {}
     bin_dir.mkdir(parents=True, exist_ok=True)
+    data = root / "usr" / "share" / "prometheus"
     for name in TOOLS:
-        program = next(
-            (
-                path
-                for path in (root / "usr/bin" / name, root / "usr/bin" / f"prometheus-{name}")
-                if path.is_file()
-            ),
-            None,
-        )
-        version = version_of(program) if program else ""
-        if program is None or not version:
-            raise SetupError(f"{name} under {root} is missing or does not start")
+        candidates = (root / "usr/bin" / name, root / "usr/bin" / f"prometheus-{name}")
+        program = next((path for path in candidates if path.is_file()), None)
+        if program is None:
+            raise SetupError(f"{name} is not under {root}")
         link = bin_dir / name
         link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(program, bin_dir))
-        found[name] = version
+        if data.is_dir() and archive.relocate(program):
+            link.write_text(archive.wrapper(program, data, bin_dir), "utf-8")
+            link.chmod(0o755)
+        else:
+            link.symlink_to(os.path.relpath(program, bin_dir))
+        found[name] = version_of(link)
+        if not found[name]:
+            raise SetupError(f"{program} does not start")
     return found
 
 
@@ -249,7 +249,12 @@ def get_tools(codename: str, etc_apt: Path = Path("/etc/apt")) -> None:
     tools = ROOT / ".tools"
     bin_dir = tools / "bin"
     have = {name: version_of(bin_dir / name) for name in TOOLS}
-    if all(have.values()):
+    # A plain link to an unpacked server would miss its templates.
+    whole = (
+        not (bin_dir / "alertmanager").resolve().is_relative_to(tools)
+        or not (bin_dir / "alertmanager").is_symlink()
+    )
+    if all(have.values()) and whole:
         say("tools", f"Prometheus {have['prometheus']}, Alertmanager {have['alertmanager']}")
         return
     started = time.monotonic()

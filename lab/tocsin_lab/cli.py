@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tocsin_lab.errors import LabError
+from tocsin_lab.job.cli import add_job_parser, run_job
 from tocsin_lab.stack.rundir import RunDir, default_run_dir
 
 EXIT_OK, EXIT_WRONG, EXIT_UNUSABLE = 0, 1, 2
@@ -82,8 +83,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("files", nargs="+", type=Path, metavar="FILE")
     about.add_parser("list", help="list the shipped scenarios")
 
-    job = commands.add_parser("job", help="the lab's scheduler: status, restart, move-rank", add_help=False)
-    job.add_argument("arguments", nargs=argparse.REMAINDER)
+    add_job_parser(commands)
     return top
 
 
@@ -107,9 +107,7 @@ def _dispatch(arguments: argparse.Namespace, run: RunDir) -> int:
     """Import what the command needs only: `job` is run for each action and must be quick."""
     command = arguments.command
     if command == "job":
-        from tocsin_lab.job import cli as job_cli
-
-        return job_cli.main(arguments.arguments, run.root)
+        return run_job(arguments, run.root)
     if command == "up":
         from tocsin_lab import up
 

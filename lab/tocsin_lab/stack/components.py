@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tocsin_lab.errors import LabError
 from tocsin_lab.stack.ports import LOOPBACK
 from tocsin_lab.stack.programs import program
 
@@ -86,6 +88,24 @@ def remediator(folder: Path, port: int, prometheus_url: str, alertmanager_url: s
     return Part("remediator", argv, {}, f"{url}/incidents", f"{url}/-/ready")
 
 
+# What a person approves in the lab; advice needs no approval.
+LEVELS = {
+    "DeadRank": "approve",
+    "FailSlowGpu": "approve",
+    "GpuThrottled": "approve",
+    "LossDivergence": "recommend",
+}
+
+
+def lab_command() -> str:
+    """Return the program that the remediator may call: the one beside this interpreter, else on PATH."""
+    beside = Path(sys.executable).parent / "tocsin-lab"
+    found = str(beside) if beside.exists() else shutil.which("tocsin-lab")
+    if not found:
+        raise LabError("the command tocsin-lab is not installed beside this Python; run `make setup`")
+    return found
+
+
 def remediator_config(run_dir: Path, real: bool) -> dict[str, object]:
     """
     Return the remediator's configuration in the lab.
@@ -94,17 +114,23 @@ def remediator_config(run_dir: Path, real: bool) -> dict[str, object]:
     scheduler, so every runbook ends with a person.
     """
     if real:
-        return {}
-    job = [*python("tocsin_lab", "--run-dir", str(run_dir), "job")]
-    of_job = ["--job", "{job_id}"]
+        return {"levels": dict(LEVELS)}
+    job = [lab_command(), "--run-dir", str(run_dir), "job"]
+    once = ["--job", "{job_id}", "--request-id", "{request_id}"]
+    actions = {
+        "restart": [*job, "restart", *once],
+        "restart_without_node": [*job, "restart", *once, "--exclude-node", "{node}"],
+        "move_rank": [*job, "move-rank", *once, "--rank", "{rank}", "--avoid-gpu", "{gpu_uuid}"],
+    }
     return {
+        "levels": dict(LEVELS),
         "schedulers": [
             {
+                "name": "lab",
                 "kind": "command",
-                "job_id_prefix": "torchrun/",
-                "describe": [*job, "status", *of_job],
-                "restart": [*job, "restart", *of_job],
-                "move_rank": [*job, "move-rank", *of_job, "--rank", "{rank}", "--avoid-gpu", "{gpu_uuid}"],
+                "job_prefix": "torchrun/",
+                "describe": {"argv": [*job, "status", "--job", "{job_id}"]},
+                "actions": {name: {"argv": argv} for name, argv in actions.items()},
             }
         ],
     }
