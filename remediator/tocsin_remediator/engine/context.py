@@ -1,0 +1,43 @@
+"""What the engine's parts share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tocsin_remediator.decide import Waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tocsin_remediator.adapters.base import Adapter
+    from tocsin_remediator.config import Config
+    from tocsin_remediator.journal import Journal
+    from tocsin_remediator.metrics import Metrics
+    from tocsin_remediator.model import Incident
+    from tocsin_remediator.prometheus import Prometheus
+    from tocsin_remediator.runbook.model import Runbook
+
+
+@dataclass(frozen=True)
+class Context:
+    """The world as the engine sees it; `now` is the wall clock in Unix seconds."""
+
+    config: Config
+    journal: Journal
+    prometheus: Prometheus
+    books: Mapping[str, Runbook]
+    adapters: Mapping[str, Adapter]
+    metrics: Metrics
+    now: Callable[[], float]
+    dry_run: bool
+
+    @property
+    def waits(self) -> Waits:
+        """The site's waits."""
+        timing = self.config.timing
+        return Waits(timing.poll, timing.confirm_quiet, timing.confirm_deadline, timing.clear_quiet)
+
+    def book(self, incident: Incident) -> Runbook | None:
+        """The runbook of an incident's family."""
+        return self.books.get(incident.family)

@@ -1,0 +1,127 @@
+"""The loop over inbox and open incidents. All state is in the journal; killing it anywhere is safe."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from tocsin_remediator.engine import intake, steps
+from tocsin_remediator.errors import JournalError, StaleIncident
+
+if TYPE_CHECKING:
+    from tocsin_remediator.engine.context import Context
+
+log = logging.getLogger(__name__)
+
+_THREADS: Final = 8
+_ROUND: Final = 0.25
+_AFTER_ERROR: Final = 10.0
+
+
+class Worker:
+    """
+    Drives incidents. One incident is in at most one thread; a slow one delays only itself.
+
+    `start` returns at once, `stop` lets running actions go on (they outlive the process and are
+    settled after the next start) and returns when no thread writes any more or after `timeout`.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._busy: set[int] = set()
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="incident")
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something new; do not wait for the next round."""
+        self._wake.set()
+
+    def alive(self) -> bool:
+        """Whether the loop runs."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the loop."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                self.round()
+                pause = _ROUND
+            except JournalError as err:
+                log.error("the journal cannot be used, trying again: %s", err)
+                pause = 2.0
+            except Exception:
+                # Whatever it is, the next round may work; the error is counted and in the log.
+                log.exception("unexpected error in the worker")
+                self._context.metrics.errors.inc()
+                pause = 2.0
+            self._wake.wait(pause)
+
+    def round(self) -> None:
+        """Deal with the inbox, then hand every due incident to a thread."""
+        context = self._context
+        for item in context.journal.inbox.waiting():
+            try:
+                result = intake.handle(context, item)
+            except JournalError:
+                raise
+            except Exception as err:
+                # It stays in the inbox's books with its reason, and does not hold up the others.
+                log.exception("unexpected error at alert %d", item.id)
+                context.metrics.errors.inc()
+                result = f"refused: unexpected {type(err).__name__}: {err}"
+            context.journal.inbox.finish(item.id, result, context.now())
+            log.info("alert %d: %s", item.id, result)
+        for incident in context.journal.incidents.due(context.now()):
+            with self._lock:
+                if incident.id in self._busy or self._stop.is_set():
+                    continue
+                self._busy.add(incident.id)
+            self._pool.submit(self._advance, incident.id)
+        context.metrics.tick.set(context.now())
+
+    def _advance(self, number: int) -> None:
+        context = self._context
+        try:
+            incident = context.journal.incidents.get(number)
+            if incident.is_open and incident.next_at <= context.now():
+                steps.advance(context, incident)
+        except StaleIncident:
+            # A person or a notice was faster; the next round reads it again.
+            pass
+        except JournalError as err:
+            log.error("incident %d waits for the journal: %s", number, err)
+        except Exception as err:
+            log.exception("unexpected error at incident %d", number)
+            context.metrics.errors.inc()
+            self._postpone(number, err)
+        finally:
+            with self._lock:
+                self._busy.discard(number)
+            self._wake.set()
+
+    def _postpone(self, number: int, err: Exception) -> None:
+        # One broken incident must not fill the log nor keep the others waiting.
+        context = self._context
+        try:
+            incident = context.journal.incidents.get(number)
+            now = context.now()
+            context.journal.incidents.touch(incident, now, now + _AFTER_ERROR)
+            context.journal.incidents.note(number, "error", f"{type(err).__name__}: {err}", now)
+        except (JournalError, StaleIncident):
+            log.warning("incident %d could not be postponed", number)
