@@ -66,27 +66,29 @@
     // Start-up, compilation and the first steps load devices unevenly. Raise it for jobs that
     // compile for longer after their first step.
     warmUp: '60s',
-    // A window must hold at least eight steps, so slow steps need a long one. The last entry
-    // also judges jobs whose step length nobody sees.
+    // Slow steps need long windows: `average` and `persist` together hold at least eight steps of
+    // `maxStepSeconds`. `average` must span two scrapes. The last entry also judges jobs whose
+    // step length nobody sees. Longer finds smaller faults and finds them later.
     activityTiers: [
-      { window: '1m', maxStepSeconds: 7.5 },
-      { window: '2m', maxStepSeconds: 15 },
-      { window: '5m', maxStepSeconds: 40 },
+      { average: '30s', persist: '60s', maxStepSeconds: 7.5 },
+      { average: '40s', persist: '80s', maxStepSeconds: 15 },
+      { average: '100s', persist: '240s', maxStepSeconds: 40 },
     ],
     // Below this median activity a job is idle or loading and its ranks are not compared.
     minMedianActivity: 0.05,
     // The job advances when its last step is younger than this, or than twice the usual gap
     // between the steps it prints. Lower mistakes sparse logs for stalls.
     progressSeconds: 30,
+    // Or when a rank made an NCCL call this lately: logs may print every hundredth step only.
+    progressNcclSeconds: 15,
 
     // --- FailSlowGpu ------------------------------------------------------------------------
     // Activity over the median of the peers. 1.12 is a GPU at about 0.82 of its speed in a job
     // that spends a tenth of its steps in transfers; a rank with uneven data stays below 1.10.
     failSlowRatio: 1.12,
-    // The rank must be that far ahead in this share of the samples of failSlowPersist.
-    // A straggler that rotates is ahead for a few samples and then is not.
+    // The rank must be that far ahead in this share of the samples of `persist`. A straggler
+    // that rotates, or one long burst, is ahead for a few samples and then is not.
     failSlowShare: 0.8,
-    failSlowPersist: '40s',
     // A rank with more work has busier tensor pipes too, by as much as it is busier; a slow
     // GPU does the same work for longer. Above this part of its lead it is uneven work.
     failSlowTensorPart: 0.5,

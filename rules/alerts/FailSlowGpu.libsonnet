@@ -1,7 +1,9 @@
 function(config, s, a) {
   // Ahead of the peers for most of the samples, now as well, and nothing recognised explains it.
   local ahead(record, ratio) = |||
-    quantile_over_time(%(rest)g, %(record)s[%(persist)s]) > %(ratio)g
+    (
+      %(tiers)s
+    )
     and on (%(subject)s)
     %(record)s > %(ratio)g
     and on (%(job)s)
@@ -9,9 +11,24 @@ function(config, s, a) {
     unless on (%(subject)s)
     tocsin_rank:throttled_lately:bool
   ||| % {
-    rest: 1 - config.failSlowShare,
+    tiers: std.join('or\n', [
+      |||
+        (
+          quantile_over_time(%(rest)g, %(record)s[%(persist)s]) > %(ratio)g
+          and on (%(job)s)
+          tocsin_job:activity_tier:info{average="%(average)s"}
+        )
+      ||| % {
+        rest: 1 - config.failSlowShare,
+        record: record,
+        persist: tier.persist,
+        average: tier.average,
+        ratio: ratio,
+        job: s.job,
+      }
+      for tier in config.activityTiers
+    ]),
     record: record,
-    persist: config.failSlowPersist,
     ratio: ratio,
     subject: s.subject,
     job: s.job,

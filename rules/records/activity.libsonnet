@@ -25,9 +25,9 @@ function(config, s, j) {
         (
           %(average)s
           and on (%(job)s)
-          tocsin_job:activity_tier:info{window="%(window)s"}
+          tocsin_job:activity_tier:info{average="%(window)s"}
         )
-      ||| % { average: averaged(metric, tier.window), job: s.job, window: tier.window }
+      ||| % { average: averaged(metric, tier.average), job: s.job, window: tier.average }
       for tier in tiers
     ]),
   },
@@ -55,9 +55,9 @@ function(config, s, j) {
 
   rules: [
     {
-      // The window that holds at least eight steps of the job.
+      // The windows that together hold at least eight steps of the job.
       record: 'tocsin_job:activity_tier:info',
-      labels: { window: tiers[i].window },
+      labels: { average: tiers[i].average },
       expr:
         |||
           (tocsin_job:step_seconds:recent > %(above)g <= %(most)g) * 0 + 1
@@ -80,22 +80,22 @@ function(config, s, j) {
     relative('tocsin_rank:tensor:relative', 'tocsin_rank:tensor_active:tier', 0.01),
     relative('tocsin_rank:power:relative', 'tocsin_rank:power_watts:tier', 1),
     {
-      // Ranks may be compared once all of them are older than warm-up and window, so that no
-      // window holds another process.
+      // Ranks may be compared once all of them are older than warm-up and windows, so that no
+      // window holds another process or the start of this one.
       record: 'tocsin_job:comparable:bool',
       expr: std.join('or\n', [
         |||
           (
             time() - max by (%(job)s) (tocsin_rank:start:timestamp_seconds) > %(age)d
             and on (%(job)s)
-            tocsin_job:activity_tier:info{window="%(window)s"}
+            tocsin_job:activity_tier:info{average="%(window)s"}
             and on (%(job)s)
             tocsin_job:advancing:bool
           ) * 0 + 1
         ||| % {
           job: s.job,
-          age: d.seconds(config.warmUp) + d.seconds(tier.window),
-          window: tier.window,
+          age: d.seconds(config.warmUp) + d.seconds(tier.average) + d.seconds(tier.persist),
+          window: tier.average,
         }
         for tier in tiers
       ]),

@@ -23,21 +23,21 @@ function(config, s) {
     held('1m'),
     held('5m'),
     {
-      // Held down while the window of the comparison and two minutes more were filled: slow for a known reason.
+      // Held down while the windows of the comparison and a minute more were filled: slow for a known reason.
       record: 'tocsin_rank:throttled_lately:bool',
       expr: std.join('or\n', [
         |||
           (
             max by (%(subject)s) (max_over_time(%(active)s[%(window)ds])) > 0
             and on (%(job)s)
-            tocsin_job:activity_tier:info{window="%(tier)s"}
+            tocsin_job:activity_tier:info{average="%(tier)s"}
           )
         ||| % {
           subject: s.subject,
           job: s.job,
           active: s.raw('tocsin_job_gpu_throttle_active', reasons),
-          window: d.seconds(tier.window) + 120,
-          tier: tier.window,
+          window: d.seconds(tier.average) + d.seconds(tier.persist) + 60,
+          tier: tier.average,
         }
         for tier in config.activityTiers
       ]),

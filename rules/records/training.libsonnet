@@ -23,11 +23,12 @@ function(config, s) {
       expr: 'avg by (%s) (%s)' % [s.job, s.raw('tocsin_training_loss_mean')],
     },
     {
-      // How old the last step may get before the job counts as not advancing: logs are sparse or dense.
+      // How old the last step may get before the job counts as not advancing. Logs are sparse or dense, so
+      // twice the usual gap (the median age is half of it), but never beyond the hang budget.
       record: 'tocsin_job:progress_limit:seconds',
       expr: |||
-        clamp_min(2 * quantile_over_time(0.9, tocsin_job:since_progress:seconds[15m]), %d)
-      ||| % config.progressSeconds,
+        clamp(4 * quantile_over_time(0.5, tocsin_job:since_progress:seconds[15m]), %d, %d)
+      ||| % [config.progressSeconds, config.hangSeconds],
     },
     {
       // The job takes steps and announces no other phase. A phase that only rank 0 prints may
@@ -35,7 +36,12 @@ function(config, s) {
       record: 'tocsin_job:advancing:bool',
       expr: |||
         (
-          tocsin_job:since_progress:seconds <= tocsin_job:progress_limit:seconds
+          (
+            tocsin_job:since_progress:seconds <= tocsin_job:progress_limit:seconds
+            or
+            tocsin_job:since_progress:seconds and on (%(job)s)
+            time() - max by (%(job)s) (%(nccl)s) < %(recent)d
+          )
           unless on (%(job)s)
           (
             max by (%(job)s) (%(phase)s == 1)
@@ -45,6 +51,8 @@ function(config, s) {
         ) * 0 + 1
       ||| % {
         job: s.job,
+        nccl: s.raw('tocsin_nccl_last_call_timestamp_seconds'),
+        recent: config.progressNcclSeconds,
         phase: s.raw('tocsin_training_phase', 'phase=~"init|compile|eval|checkpoint|finished"'),
       },
     },

@@ -22,6 +22,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 # None: no sample in this place; STALE: the series has ended, as a failed scrape marks it.
 STALE = "stale"
 Value = float | str | None
+
+_NOISY = ("_active_ratio", "_power_watts")
 Series = dict[tuple[tuple[str, str], ...], list[Value]]
 
 
@@ -49,8 +51,9 @@ class Change:
     """
     What departs: the series of ``metric`` that carry ``labels``, between two times.
 
-    ``value`` replaces the value, ``slope`` adds per second from ``start`` on, ``gone`` takes the
-    series away. A metric that is not there yet is added with exactly ``labels``.
+    ``value`` replaces the value, ``cycle`` replaces it sample by sample, ``slope`` adds per second from
+    ``start`` on, ``hold`` keeps the last value, ``gone`` takes the series away. ``add`` puts a series
+    with exactly ``labels`` where there was none. Values of activity and power keep their noise.
     """
 
     metric: str
@@ -61,6 +64,7 @@ class Change:
     slope: float | None = None
     gone: bool = False
     hold: bool = False
+    cycle: tuple[float, ...] = ()
     add: bool = False
 
 
@@ -204,6 +208,7 @@ def _apply(series: Series, change: Change) -> None:
     end = change.end if change.end is not None else length * INTERVAL
     for key in hit:
         values = series[key]
+        noise = random.Random(repr(key))
         known = values[max(change.start // INTERVAL - 1, 0)]
         before = known if isinstance(known, float | int) else 0.0
         for index in range(length):
@@ -217,5 +222,9 @@ def _apply(series: Series, change: Change) -> None:
                 values[index] = base + change.slope * (at - change.start)
             elif change.hold:
                 values[index] = before
+            elif change.cycle:
+                values[index] = change.cycle[index % len(change.cycle)]
+            elif change.value is not None and change.metric.endswith(_NOISY):
+                values[index] = change.value * noise.gauss(1, 0.02)
             else:
                 values[index] = change.value

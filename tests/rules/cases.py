@@ -97,6 +97,7 @@ def _change(row: dict[str, Any]) -> Change:
     if "to" in rest:
         times["end"] = parse_duration(rest.pop("to"))
     own = {key: rest.pop(key) for key in ("metric", "value", "slope", "gone", "hold", "add") if key in rest}
+    own["cycle"] = tuple(rest.pop("cycle", ()))
     return Change(labels={key: str(value) for key, value in rest.items()}, **own, **times)
 
 
