@@ -71,7 +71,8 @@ class App:
     def read_again(self) -> None:
         """Read the devices a second time: activity is a mean between two readings."""
         time.sleep(0.3)
-        self.nvml.poke()
+        for source in (self.nvml, self.fabric):
+            source.poke()
         time.sleep(0.5)
 
     def stop(self) -> None:

@@ -207,17 +207,16 @@ def _serve(config: Config) -> int:
 
 def _once(config: Config) -> int:
     from tocsin_exporter.app import build
-    from tocsin_exporter.server import render
 
     app = build(config)
     try:
         app.start()
         app.wait_first(_ONCE_SECONDS)
         app.read_again()
-        body, _ = render(app.registry, "", "")
+        text = app.registry.scrape()
     finally:
         app.stop()
-    sys.stdout.write(body.decode())
+    sys.stdout.write(text)
     sys.stdout.flush()
     return 0
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
-from prometheus_client.core import Metric
-
-from tocsin_exporter.collectors.base import Collector, HistogramSample, Sample
+from tocsin_exporter.collectors.base import Collector, Sample
 from tocsin_exporter.errors import CollectError
-from tocsin_exporter.exposition import Exposition, check
+from tocsin_exporter.exposition import AnySample, Exposition, check
 
 __all__ = ["CollectorSet"]
 
 log = logging.getLogger(__name__)
-
-AnySample = Sample | HistogramSample
 
 
 class CollectorSet:
@@ -56,15 +52,19 @@ class CollectorSet:
         """The names of the collectors that run."""
         return tuple(collector.name for collector in self._collectors)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the families of one scrape; the client library's encoders call this."""
+    def scrape(self, *, openmetrics: bool = False) -> str:
+        """Return the text of one scrape."""
+        return self._exposition.render(self.collect(), openmetrics=openmetrics)
+
+    def collect(self) -> list[AnySample]:
+        """Return the samples of one scrape."""
         samples: list[AnySample] = list(self._own())
         for collector in self._collectors:
             samples.extend(self._run(collector))
         for name in self._disabled:
             samples.append(Sample("tocsin_collector_success", (name,), 0))
             samples.append(Sample("tocsin_collector_error_info", (name, "disabled"), 1))
-        return self._exposition.families(samples)
+        return samples
 
     def _run(self, collector: Collector) -> list[AnySample]:
         """Return the samples of one collector and the samples about it."""

@@ -39,8 +39,8 @@ _WRAPPERS = frozenset(
 )  # fmt: skip
 _FILTERS = frozenset(
     (
-        "tee", "cat", "grep", "sed", "awk", "gawk", "mawk", "ts", "tail", "head", "less", "xargs", "rotatelogs",
-        "multilog", "svlogd",
+        "tee", "cat", "grep", "sed", "awk", "gawk", "mawk", "ts", "tail", "head", "less", "xargs",
+        "rotatelogs", "multilog", "svlogd",
     )
 )  # fmt: skip
 # The strength of a rank that only the task numbering of Slurm gives.
