@@ -47,7 +47,7 @@ class Limits:
     """Guards per rank and second: launches counted, bytes of output handed over."""
 
     launches: int = 250_000
-    output_bytes: int = 1 << 20
+    output_bytes: int = 1 << 18
 
 
 @dataclass(slots=True)

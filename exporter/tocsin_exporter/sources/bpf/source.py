@@ -79,6 +79,8 @@ class BpfSource:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failures: dict[str, SourceError] = {}
+        # Set once it is known what works.
+        self.settled = threading.Event()
         self._identity = identity
         self._errors = errors
         self._proc = proc
@@ -117,6 +119,12 @@ class BpfSource:
 
     def start(self) -> None:
         """Load, attach what can be attached, and begin to read."""
+        try:
+            self._start()
+        finally:
+            self.settled.set()
+
+    def _start(self) -> None:
         try:
             self._lib = Libbpf()
             self._programs = load(self._lib, self._object, self._limits, self._rungs)
