@@ -12,7 +12,18 @@ from typing import Protocol
 
 from tocsin_common import __version__
 from tocsin_exporter.attribution import Attribution
-from tocsin_exporter.collectors import fabric, gpu, gpu_events, host, identity, pcie
+from tocsin_exporter.collectors import (
+    cuda,
+    exits,
+    fabric,
+    gpu,
+    gpu_events,
+    host,
+    identity,
+    nccl,
+    output,
+    pcie,
+)
 from tocsin_exporter.collectors.base import Collector, Sample
 from tocsin_exporter.config import Config
 from tocsin_exporter.exposition import DroppedLabels, Exposition
@@ -24,6 +35,7 @@ from tocsin_exporter.sources.host import HostSource
 from tocsin_exporter.sources.kmsg import KmsgSource
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml import NvmlReading, NvmlSource
+from tocsin_exporter.sources.output import OutputSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile
 
@@ -134,14 +146,6 @@ class _Own:
         return {layer: 1.0 if all(seen) else 0.5 if any(seen) else 0.0 for layer, seen in sources.items()}
 
 
-def _workload(bpf: BpfSource | None, resolver: Resolver) -> tuple[Collector, ...]:
-    try:
-        from tocsin_exporter.collectors import cuda, exits, nccl, output
-    except ImportError:
-        return ()
-    return (cuda.build(bpf), nccl.build(bpf), output.build(bpf, resolver), exits.build(bpf, resolver))
-
-
 def build(config: Config) -> App:
     """Return the exporter for *config*, not yet started."""
     errors, dropped = ErrorCounter(), DroppedLabels()
@@ -181,12 +185,21 @@ def build(config: Config) -> App:
     if config.ebpf_backend != "off" and wanted & {"cuda", "nccl", "output", "exits"}:
         bpf = BpfSource(resolver, errors, proc=config.procfs)
 
+    output_source = OutputSource(resolver, errors, bpf, proc=config.procfs)
+    exit_facts = exits.build(bpf, resolver, output_source)
+
+    output_source = OutputSource(resolver, errors, bpf, proc=config.procfs)
+    ends = exits.build(bpf, resolver, output_source)
+
     all_collectors: tuple[Collector, ...] = (
         gpu.build(nvml, attribution),
         gpu_events.build(nvml, kmsg, attribution),
         pcie.build(nvml, attribution),
         identity.build(resolver, max_age),
-        *_workload(bpf, resolver),
+        cuda.build(bpf),
+        nccl.build(bpf),
+        output.build(output_source, bpf),
+        exit_facts,
         fabric.build(fabric_source, attribution),
         host.build(host_source),
     )
@@ -197,9 +210,12 @@ def build(config: Config) -> App:
         own=own,
         disabled=[collector.name for collector in all_collectors if collector.name not in wanted],
     )
-    parts: list[_Part] = [nvml, kmsg, fabric_source, host_source]
+    # Listeners of the kernel side come before it, or its first news find nobody.
+    parts: list[_Part] = [nvml, kmsg, fabric_source, host_source, output_source, exit_facts]
     if bpf is not None:
         parts.append(bpf)
+    # After the probes: whether output is captured decides whether files are tailed.
+    parts.extend(part for part, name in ((output_source, "output"), (ends, "exits")) if name in wanted)
     log.info(
         "built node=%s pid=%d interval=%gs collectors=%s",
         config.node,
