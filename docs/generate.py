@@ -73,11 +73,13 @@ def alerts() -> list[Alert]:
 
 
 def families(of: Sequence[Alert]) -> list[Alert]:
-    """Return the alerts that name a failure family, by order then name; the paging alert is not one."""
-    named = [one for one in of if one.labels.get("family") and one.name != "TocsinVerdict"]
-    return sorted(
-        named, key=lambda one: (int(one.labels.get("order", 100)), one.name, one.labels.get("verdict", ""))
-    )
+    """Return the alerts that give a verdict, by order then name, the sure before the inconclusive one."""
+    named = [one for one in of if one.labels.get("verdict") and one.name != "TocsinVerdict"]
+
+    def place(one: Alert) -> tuple[int, str, bool]:
+        return int(one.labels.get("order", 100)), one.name, one.labels["verdict"] == "inconclusive"
+
+    return sorted(named, key=place)
 
 
 def runbooks() -> dict[str, dict[str, Any]]:
@@ -181,7 +183,8 @@ def flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
         name = (
             ", ".join(f"`{flag}`" for flag in action.option_strings) or f"`{action.metavar or action.dest}`"
         )
-        yield name, str(action.help or "") if action.help != argparse.SUPPRESS else ""
+        text = "" if action.help in (None, argparse.SUPPRESS) else str(action.help)
+        yield name, text % {**vars(action), "prog": parser.prog}
 
 
 def commands_of(parser: argparse.ArgumentParser, level: int = 2) -> list[str]:
@@ -207,8 +210,9 @@ def commands_page() -> str:
     from tocsin_remediator import cli as remediator_cli
 
     parts = ["# Commands", "", "Every command and flag, from the programs' own parsers.", ""]
-    for module in (exporter_cli, bundle_cli, remediator_cli, lab_cli):
-        parts += commands_of(module.parser())
+    parsers = (exporter_cli._parser(), bundle_cli._parser(), remediator_cli._parser(), lab_cli.parser())
+    for parser in parsers:
+        parts += commands_of(parser)
     return "\n".join(parts)
 
 

@@ -26,7 +26,7 @@ LOOK_SECONDS = 1.0
 # A right verdict must also last before a run may end early.
 STOOD_SECONDS = 35.0
 # How long an approved incident may take from the verdict to its end.
-INCIDENT_SECONDS = 420.0
+INCIDENT_SECONDS = 600.0
 JOB_START_SECONDS = 60.0
 FINAL_STATES = frozenset({"closed", "rolled_back", "needs_human", "escalated", "recommended"})
 LOUD = 'ALERTS{alertname=~"Tocsin.+",alertname!="TocsinVerdict",alertstate="firing",verdict!=""}'

@@ -108,8 +108,8 @@ def run(arguments: argparse.Namespace, run_dir: RunDir) -> int:
         try:
             say("starting; the first answer takes a few seconds")
             lab.start()
-            for line in greeting(lab):
-                say(line)
+            sys.stdout.write("\n".join(greeting(lab)) + "\n")
+            sys.stdout.flush()
             _stay(lab, stopping)
         except KeyboardInterrupt:
             pass

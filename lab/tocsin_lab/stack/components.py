@@ -124,6 +124,8 @@ def remediator_config(run_dir: Path, real: bool) -> dict[str, object]:
     }
     return {
         "levels": dict(LEVELS),
+        # A person waits in front of the lab; the defaults are for sites.
+        "timing": {"poll": "2s", "confirm_quiet": "15s", "clear_quiet": "30s"},
         "schedulers": [
             {
                 "name": "lab",

@@ -46,7 +46,8 @@ def alertmanager(remediator: int) -> dict[str, Any]:
             "group_by": ["..."],
             "group_wait": "0s",
             "group_interval": "1s",
-            "repeat_interval": "1h",
+            # Says it again while it stands: a remediator that was down hears of it soon.
+            "repeat_interval": "1m",
             "routes": [{"receiver": "tocsin-remediator", "matchers": ['alertname="TocsinVerdict"']}],
         },
         "receivers": [
