@@ -188,9 +188,6 @@ def build(config: Config) -> App:
     output_source = OutputSource(resolver, errors, bpf, proc=config.procfs)
     exit_facts = exits.build(bpf, resolver, output_source)
 
-    output_source = OutputSource(resolver, errors, bpf, proc=config.procfs)
-    ends = exits.build(bpf, resolver, output_source)
-
     all_collectors: tuple[Collector, ...] = (
         gpu.build(nvml, attribution),
         gpu_events.build(nvml, kmsg, attribution),

@@ -55,6 +55,8 @@ class _Entry:
     verdict: rules.Verdict | None
     # Whether the process held a device when the verdict was found; None before there is one.
     held: bool | None = None
+    # The rank process (pid, start) below which this one was seen: with it gone it is a left-over.
+    under: tuple[int, int] | None = None
 
 
 def read_facts(
@@ -309,7 +311,8 @@ class Resolver:
             self._errors.add("identity", error.reason)
         ours = self._only_env is None or facts.environ.get(self._only_env[0]) == self._only_env[1]
         seen = entry.seen if entry is not None else now
-        self._entries[pid] = _Entry(stat.start_ticks, seen, facts if ours else None, None)
+        under = entry.under if entry is not None else None
+        self._entries[pid] = _Entry(stat.start_ticks, seen, facts if ours else None, None, under=under)
         self._usage[pid] = Usage(stat.cpu_seconds, stat.resident_bytes)
 
     def _publish(self, gpus_of: Mapping[int, tuple[int, ...]], ended: set[int]) -> None:
@@ -356,22 +359,25 @@ class Resolver:
             elif pid in gpus_of:
                 others.append(pid)
         strong = {
-            (job, pid)
-            for (job, _), members in ranks.items()
+            (job, rank, pid)
+            for (job, rank), members in ranks.items()
             for pid in members
             if (verdict := self._entries[pid].verdict) is not None and verdict.strength < rules.WEAK
         }
         chosen: list[int] = []
-        for (job, _), members in ranks.items():
+        for (job, rank), members in ranks.items():
             best = self._rank_process(members, gpus_of)
-            below = [pid for of, pid in strong if of == job and pid != best]
-            # A process above real ranks, known only by Slurm's task number, is their launcher.
+            below = [pid for of, other, pid in strong if of == job and other != rank]
+            # Above real ranks, a shell or a task known only by Slurm's number has started them.
             if best is not None and not any(self._above(best, pid) for pid in below):
                 chosen.append(best)
         return {pid: self._identity(pid, gpus_of) for pid in sorted([*chosen, *others])}
 
     def _rank_process(self, members: list[int], gpus_of: Mapping[int, tuple[int, ...]]) -> int | None:
         """Return the one process of *members* (all of one job and rank) that is the rank."""
+        members = [pid for pid in members if not self._left_over(pid)]
+        if not members:
+            return None
         inside = set(members)
 
         def order(pid: int) -> tuple[bool, int, bool, bool, bool, int, int]:
@@ -396,9 +402,20 @@ class Resolver:
         facts = self._entries[best].facts
         young = self._clock() - self._entries[best].seen < _SETTLE_SECONDS
         # A shell that has just started is about to start the rank or to become it.
-        if facts is not None and rules.is_wrapper(facts) and young and self._real:
-            return None
+        if facts is not None and rules.is_wrapper(facts):
+            return None if young and self._real else best
+        for pid in members:
+            if pid != best and self._descends(pid, best):
+                self._entries[pid].under = (best, self._entries[best].start_ticks)
         return best
+
+    def _left_over(self, pid: int) -> bool:
+        """A data loader that outlives its rank is not the rank."""
+        under = self._entries[pid].under
+        if under is None:
+            return False
+        rank = self._entries.get(under[0])
+        return rank is None or rank.start_ticks != under[1]
 
     def _has_plain_ancestor(self, pid: int, inside: set[int]) -> bool:
         for _ in range(64):
@@ -412,14 +429,19 @@ class Resolver:
 
     def _above(self, pid: int, below: int) -> bool:
         entry = self._entries.get(pid)
-        if entry is None or entry.verdict is None or entry.verdict.strength < rules.WEAK:
+        if entry is None or entry.verdict is None or entry.facts is None:
             return False
+        if entry.verdict.strength < rules.WEAK and not rules.is_wrapper(entry.facts):
+            return False
+        return self._descends(below, pid)
+
+    def _descends(self, pid: int, ancestor: int) -> bool:
         for _ in range(64):
-            child = self._entries.get(below)
-            if child is None or child.facts is None:
+            entry = self._entries.get(pid)
+            if entry is None or entry.facts is None:
                 return False
-            below = child.facts.parent
-            if below == pid:
+            pid = entry.facts.parent
+            if pid == ancestor:
                 return True
         return False
 
