@@ -108,11 +108,17 @@ class ExitsCollector:
         """Yield the samples of this scrape."""
         now = self._clock()
         samples: list[Sample] = []
+        departed = {(process.pid, process.start_ticks) for process, _ in self._identity.departed()}
         with self._lock:
             for name, (process, left) in list(self._waiting.items()):
-                if now - left > _GRACE_SECONDS:
-                    del self._waiting[name]
+                if now - left <= _GRACE_SECONDS:
+                    continue
+                del self._waiting[name]
+                if name in departed:
                     self._count(process, "unknown", left, "", "")
+                else:
+                    # Not ended: identity has learned that it is no process of the rank after all.
+                    self._ranks[process.job_id, process.rank].living.pop(name, None)
             self._told = {name: when for name, when in self._told.items() if now - when < _SERVED_SECONDS}
             for key, rank in list(self._ranks.items()):
                 if rank.living:
