@@ -207,12 +207,15 @@ def build(config: Config) -> App:
         own=own,
         disabled=[collector.name for collector in all_collectors if collector.name not in wanted],
     )
-    # Listeners of the kernel side come before it, or its first news find nobody.
-    parts: list[_Part] = [nvml, kmsg, fabric_source, host_source, output_source, exit_facts]
+    parts: list[_Part] = [nvml, kmsg, fabric_source, host_source]
+    if "exits" in wanted:
+        # Before the probes, or their first news find nobody.
+        parts.append(exit_facts)
     if bpf is not None:
         parts.append(bpf)
-    # After the probes: whether output is captured decides whether files are tailed.
-    parts.extend(part for part, name in ((output_source, "output"), (ends, "exits")) if name in wanted)
+    if "output" in wanted:
+        # After the probes: whether output is captured decides whether files are tailed.
+        parts.append(output_source)
     log.info(
         "built node=%s pid=%d interval=%gs collectors=%s",
         config.node,
