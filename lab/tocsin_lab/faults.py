@@ -1,4 +1,4 @@
-"""Faults of the live lab. Each acts on a cause — a device, a process, a recipe, a driver — and never on a symptom.
+"""Faults of the live lab. Each acts on a cause (device, process, recipe, driver), never on a symptom.
 
 What is slow is a *device*: moving the rank away cures it, and the next job on that GPU gets the fault.
 """
@@ -36,6 +36,10 @@ class Kind:
     text: str
     defaults: dict[str, Any]
     clearable: bool = True
+
+    def __str__(self) -> str:
+        known = ", ".join(f"{name} {value}" for name, value in self.defaults.items())
+        return f"{self.text} (hits a {self.target}{'; default ' + known if known else ''})"
 
 
 KINDS: dict[str, Kind] = {
@@ -219,7 +223,7 @@ def _throttle(target: _Target) -> str:
     elif reason == "power_brake":
         bits = _HW_POWER_BRAKE | _HW_SLOWDOWN
     else:
-        # The software holds the temperature with small steps; the hardware's own slowdown halves the clock or worse.
+        # Software holds the temperature in small steps; the hardware's own slowdown halves the clock.
         bits = _HW_THERMAL | _HW_SLOWDOWN if fraction <= 0.5 else _SW_THERMAL
     with Node(target.node_paths.devices) as node:
         device = node.state.devices[target.gpu]

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -96,25 +95,18 @@ def start(paths: JobPaths, libraries: Path, timeout: float = 30.0) -> dict[str, 
     except JobError:
         load_record(paths)
     log_path = paths.root / "supervisor.log"
+    argv = [
+        *(sys.executable, "-m", "tocsin_lab.job.supervisor", "--detach"),
+        *("--run-dir", str(paths.run_dir), "--job", paths.name, "--lib", str(libraries.resolve())),
+    ]
     with log_path.open("ab", buffering=0) as log:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tocsin_lab.job.supervisor"),
-                *("--run-dir", str(paths.run_dir), "--job", paths.name, "--lib", str(libraries.resolve())),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            tail = log_path.read_text(errors="replace").strip().splitlines()[-3:]
-            raise JobError(f"the launcher ended with status {process.returncode}: {' | '.join(tail)}")
         try:
-            return ask(paths, {"op": "status"})
-        except JobError:
-            time.sleep(0.05)
-    process.terminate()
-    raise JobError(f"the launcher did not answer in {timeout:.0f} s; see {log_path}")
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise JobError(f"the launcher did not start in {timeout:.0f} s; see {log_path}") from error
+    if done.returncode != 0:
+        tail = log_path.read_text(errors="replace").strip().splitlines()[-3:]
+        raise JobError(f"the launcher ended at its start: {' | '.join(tail)}")
+    return ask(paths, {"op": "status"})

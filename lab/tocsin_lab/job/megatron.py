@@ -33,7 +33,7 @@ def iteration(
     loss: float,
     grad_norm: float,
 ) -> str:
-    """The line of one step. Without a finite loss its field is left out and the step counts as a NaN iteration."""
+    """The line of one step; without a finite loss its field is left out and a NaN iteration counted."""
     finite = math.isfinite(loss)
     fields = [
         f" [{now:%Y-%m-%d %H:%M:%S.%f}] iteration {step:8d}/{total:8d}",
@@ -73,4 +73,7 @@ def loaded(folder: Path, step: int) -> str:
 
 def no_checkpoint(folder: Path) -> str:
     """Printed by the first start."""
-    return f"WARNING: could not find the metadata file {folder}/latest_checkpointed_iteration.txt\n    will not load any checkpoints and will start from random"
+    return (
+        f"WARNING: could not find the metadata file {folder}/latest_checkpointed_iteration.txt\n"
+        "    will not load any checkpoints and will start from random"
+    )

@@ -18,7 +18,7 @@ _WARMUP_STEPS, _LR_MAX, _LR_MIN = 50, 3.0e-4, 3.0e-5
 class Training:
     """State of the optimiser, saved in checkpoints.
 
-    ``learned`` counts the steps from which the model gained; ``drift`` is how far the loss has been driven up.
+    ``learned`` counts the steps from which the model gained; ``drift`` is how far the loss was driven up.
     """
 
     step: int = 0
@@ -46,8 +46,8 @@ def learning_rate(step: int, total: int) -> float:
 def advance(state: Training, drift_sigmas: float, nan: bool) -> Training:
     """One step under a recipe.
 
-    A recipe that diverges (``drift_sigmas`` noise deviations per 100 steps) stops learning and drives the loss up;
-    under a sound one the loss comes back over some tens of steps.
+    A recipe that diverges (``drift_sigmas`` noise deviations per 100 steps) stops learning and drives the
+    loss up; under a sound one the loss comes back over some tens of steps.
     """
     step = state.step + 1
     if nan or state.broken:

@@ -61,7 +61,7 @@ class _Place:
 
 
 def _say(text: str) -> None:
-    # One write per line: what a tracepoint on write(2) sees is then whole lines, as from an unbuffered logger.
+    # One write per line: a tracepoint on write(2) then sees whole lines, as from an unbuffered logger.
     os.write(1, (text + "\n").encode())
 
 
@@ -225,7 +225,7 @@ def main() -> int:
     folder = Path(os.environ["TOCSIN_SIM_JOB"]).parent
     config = json.loads((folder / "job.json").read_text())["config"]
     status = Rank(place, folder, config).run()
-    # The device thread never ends; leaving through the interpreter's finalisation would only risk a crash there.
+    # The device thread never ends: finalising the interpreter under it would only risk a crash.
     os._exit(status)
 
 

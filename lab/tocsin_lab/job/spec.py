@@ -1,4 +1,4 @@
-"""A job's specification and its record on disk (``job.json``), the one place that says what should run where."""
+"""A job's record on disk (``job.json``): the one place that says what should run where."""
 
 from __future__ import annotations
 

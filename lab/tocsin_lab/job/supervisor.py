@@ -1,9 +1,9 @@
-"""The launcher of one job, as torchrun is: starts ranks, keeps what should run, obeys requests on a Unix socket.
+"""The launcher of one job, as torchrun is: starts ranks and obeys requests on a Unix socket.
 
 ``python -m tocsin_lab.job.supervisor --run-dir $RUN --job demo`` runs in the foreground until SIGTERM.
 
-A request first changes the record on disk (with its answer under its request id) and then the processes, so that a
-launcher that dies in between comes back to what was decided, and the same id is never acted on twice.
+A request first changes the record on disk (with its answer under its request id) and then the processes:
+a launcher that dies in between comes back to what was decided, and the same id is never acted on twice.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import socketserver
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,10 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
 
 class Supervisor:
-    """One job's launcher. Ranks are started and reaped by the thread that calls `serve`: the kernel's parent-death
-    signal follows the starting *thread*."""
+    """One job's launcher.
+
+    Ranks are started by the thread that calls `serve`: the kernel's parent-death signal follows the *thread*.
+    """
 
     def __init__(self, paths: JobPaths, libraries: Path) -> None:
         self._paths = paths
@@ -130,8 +133,8 @@ class Supervisor:
         self._requests: queue.Queue[_Request] = queue.Queue(maxsize=256)
         self._stopping = False
 
-    def serve(self) -> None:
-        """Start what the record wants, then answer requests until `stop` (or a signal) ends it."""
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Start what the record wants, call ``ready``, then answer requests until a signal or `shutdown`."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._paths.socket.unlink(missing_ok=True)
@@ -144,6 +147,7 @@ class Supervisor:
             if self._record.wanted == "running":
                 self._commit(replace(self._record, attempt=self._record.attempt + 1))
                 self._start()
+            ready()
             while not self._stopping:
                 try:
                     request = self._requests.get(timeout=_TICK_SECONDS)
@@ -176,7 +180,7 @@ class Supervisor:
         self._log(f"attempt {self._record.attempt}: started {len(self._ranks)} ranks")
 
     def _watch(self) -> None:
-        """Reap ranks that ended. Peers live on unless the job says otherwise, as under srun without kill-on-bad-exit."""
+        """Reap ranks that ended; peers live on unless the job says otherwise, as under plain srun."""
         for one in self._ranks:
             code = one.exit
             if code is None or one.rank in self._reported:
@@ -266,13 +270,34 @@ def _moves(paths: JobPaths, before: JobRecord, after: JobRecord) -> list[dict[st
     return moved
 
 
+def _detach() -> Callable[[], None]:
+    """Go on in a child that leads its own session; the parent ends once the returned function is called.
+
+    Its exit status is 1 when the child ends before that.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        os._exit(0 if os.read(reader, 1) else 1)
+    os.close(reader)
+    os.setsid()
+
+    def ready() -> None:
+        os.write(writer, b"r")
+        os.close(writer)
+
+    return ready
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line; 1 when another launcher has the job, 2 when it cannot be started."""
     parser = argparse.ArgumentParser(prog="python -m tocsin_lab.job.supervisor", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--job", required=True)
     parser.add_argument("--lib", type=Path, default=None, help="folder of the native libraries (.build/lib)")
+    parser.add_argument("--detach", action="store_true", help="return once the ranks are started")
     arguments = parser.parse_args(argv)
+    ready = _detach() if arguments.detach else lambda: None
     paths = JobPaths(arguments.run_dir.resolve(), arguments.job)
     try:
         libraries = arguments.lib or Path(".build/lib")
@@ -284,7 +309,7 @@ def main(argv: list[str] | None = None) -> int:
             except BlockingIOError:
                 print(f"error: another launcher runs job {arguments.job!r}", file=sys.stderr)
                 return 1
-            Supervisor(paths, libraries.resolve()).serve()
+            Supervisor(paths, libraries.resolve()).serve(ready)
     except LabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Builds the stand-ins of libnvidia-ml, libcuda and libnccl.  ``python -m tocsin_lab.sim.build --out .build/lib``"""
+"""Builds the stand-ins of libnvidia-ml, libcuda and libnccl: ``python -m tocsin_lab.sim.build``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from tocsin_lab.errors import BuildError
 
 __all__ = ["build", "main", "native_sources"]
 
-# The frame-pointer and scheduling flags keep `push` the first instruction of the functions that uprobes attach to: the
-# kernel emulates it there (0.5 µs) and single-steps most others (10 µs). -fno-ipa-icf keeps equal functions apart.
+# The frame-pointer and scheduling flags keep `push` the first instruction of the functions that uprobes
+# attach to: the kernel emulates it (0.5 µs) and single-steps most others (10 µs). -fno-ipa-icf keeps equal
+# functions apart.
 _FLAGS = (
     "-std=gnu11", "-O2", "-g", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden",
-    "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-fno-shrink-wrap", "-fno-optimize-sibling-calls",
-    "-fno-ipa-icf", "-fno-schedule-insns2", "-fcf-protection=none",
+    "-fno-omit-frame-pointer", "-fno-shrink-wrap", "-fno-optimize-sibling-calls",
+    "-fno-ipa-icf", "-fno-schedule-insns2",
 )  # fmt: skip
+
+# Of one compiler and machine only: unknown to gcc elsewhere, and not needed there.
+_X86_FLAGS = ("-mno-omit-leaf-frame-pointer", "-fcf-protection=none")
 
 # name -> (sources, further arguments); in link order
 _LIBRARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -45,8 +49,12 @@ def native_sources() -> Path:
     raise BuildError(f"no C sources beside {here.parents[1]}: reinstall the package or run from a checkout")
 
 
+def _flags() -> tuple[str, ...]:
+    return (*_FLAGS, *_X86_FLAGS) if os.uname().machine == "x86_64" else _FLAGS
+
+
 def _digest(sources: Path) -> str:
-    state = hashlib.sha256(repr((_FLAGS, _LIBRARIES)).encode())
+    state = hashlib.sha256(repr((_flags(), _LIBRARIES)).encode())
     for path in sorted([*sources.glob("*.c"), *sources.glob("*.h")]):
         state.update(path.name.encode() + b"\0" + path.read_bytes())
     return state.hexdigest()
@@ -54,7 +62,7 @@ def _digest(sources: Path) -> str:
 
 def _compile(compiler: str, sources: Path, arguments: list[str]) -> None:
     done = subprocess.run(
-        [compiler, *_FLAGS, *arguments], cwd=sources, capture_output=True, text=True, check=False
+        [compiler, *_flags(), *arguments], cwd=sources, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise BuildError(

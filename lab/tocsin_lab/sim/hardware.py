@@ -1,4 +1,4 @@
-"""The hardware that lives outside rank processes: HCA port counters and PCIe link state, written to sysfs trees.
+"""The hardware outside rank processes: HCA port counters and PCIe link state, written to sysfs trees.
 
 ``python -m tocsin_lab.sim.hardware --run-dir $RUN`` serves every node of a run directory until SIGTERM.
 """
@@ -23,8 +23,10 @@ _WORD, _PACKET = 4, 4096
 
 
 class CounterFile:
-    """A sysfs attribute that is written often. It stays one inode and its text never gets shorter while it counts,
-    so that a reader never sees half of it."""
+    """A sysfs attribute that is written often.
+
+    It stays one inode and its text never gets shorter while it counts: a reader never sees half of it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

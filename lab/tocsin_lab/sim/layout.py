@@ -1,4 +1,4 @@
-"""The shared structures of ``lab/native/sim.h`` for ctypes, and how to map and create the files that hold them."""
+"""The shared structures of ``lab/native/sim.h`` for ctypes, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -60,14 +60,27 @@ class SimDevice(c.Structure):
         ("remapped_rows", _u32 * 2),
         ("remap_pending", _u32),
         ("remap_failed", _u32),
-        *(
-            (name, _u64)
-            for name in (
-                "heartbeat_ns busy_ns compute_ns collective_ns transfer_ns copy_ns idle_ns sm_ns occupancy_ns "
-                "tensor_ns fp32_ns dram_ns energy_uj kernels collectives pcie_tx_bytes pcie_rx_bytes "
-                "nvlink_tx_bytes nvlink_rx_bytes fabric_tx_bytes fabric_rx_bytes"
-            ).split()
-        ),
+        ("heartbeat_ns", _u64),
+        ("busy_ns", _u64),
+        ("compute_ns", _u64),
+        ("collective_ns", _u64),
+        ("transfer_ns", _u64),
+        ("copy_ns", _u64),
+        ("idle_ns", _u64),
+        ("sm_ns", _u64),
+        ("occupancy_ns", _u64),
+        ("tensor_ns", _u64),
+        ("fp32_ns", _u64),
+        ("dram_ns", _u64),
+        ("energy_uj", _u64),
+        ("kernels", _u64),
+        ("collectives", _u64),
+        ("pcie_tx_bytes", _u64),
+        ("pcie_rx_bytes", _u64),
+        ("nvlink_tx_bytes", _u64),
+        ("nvlink_rx_bytes", _u64),
+        ("fabric_tx_bytes", _u64),
+        ("fabric_rx_bytes", _u64),
         ("temperature_c", _double),
         *((name, _u32) for name in ("utilization_permille", "memory_permille", "power_mw", "reserved")),
         ("processes", SimProcess * MAX_PROCESSES),
@@ -80,14 +93,24 @@ class SimProfile(c.Structure):
         ("driver", c.c_char * 32),
         ("vbios", c.c_char * 32),
         ("part_number", c.c_char * 32),
-        *(
-            (name, _u32)
-            for name in (
-                "cuda_version architecture compute_major compute_minor cores gpm sm_clock_max_mhz sm_clock_idle_mhz "
-                "memory_clock_mhz power_limit_mw power_idle_mw power_compute_mw power_collective_mw "
-                "pcie_generation_max pcie_width_max pci_device_id pci_subsystem_id reserved"
-            ).split()
-        ),
+        ("cuda_version", _u32),
+        ("architecture", _u32),
+        ("compute_major", _u32),
+        ("compute_minor", _u32),
+        ("cores", _u32),
+        ("gpm", _u32),
+        ("sm_clock_max_mhz", _u32),
+        ("sm_clock_idle_mhz", _u32),
+        ("memory_clock_mhz", _u32),
+        ("power_limit_mw", _u32),
+        ("power_idle_mw", _u32),
+        ("power_compute_mw", _u32),
+        ("power_collective_mw", _u32),
+        ("pcie_generation_max", _u32),
+        ("pcie_width_max", _u32),
+        ("pci_device_id", _u32),
+        ("pci_subsystem_id", _u32),
+        ("reserved", _u32),
         ("memory_bytes", _u64),
         *(
             (name, _double)

@@ -55,7 +55,7 @@ class NodePaths:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One simulated GPU: node, index on it, UUID, PCI address (``dddd:bb:dd.f``), whether the driver lost it."""
+    """One simulated GPU; ``pci`` is ``dddd:bb:dd.f``, ``lost`` whether it fell off the bus."""
 
     node: str
     index: int

@@ -1,7 +1,7 @@
 """The simulated node's sysfs tree: PCIe topology, InfiniBand ports, network devices, NUMA nodes.
 
-As in a real tree, ``bus/pci/devices/<bdf>`` and ``class/infiniband/<hca>`` are links into ``devices/pci…``, where a GPU
-and its nearest HCA hang below one PCIe switch: what is near can only be read from there.
+As in a real tree, ``bus/pci/devices/<bdf>`` and ``class/infiniband/<hca>`` are links into ``devices/pci…``,
+where a GPU and its nearest HCA hang below one PCIe switch: what is near can only be read from there.
 """
 
 from __future__ import annotations
@@ -114,10 +114,8 @@ def create(root: Path, gpus: Sequence[Gpu], hcas: int, profile: Profile) -> None
     switches = max(1, hcas)
     for at in range(switches):
         numa = at * numa_nodes // switches
-        upstream = (
-            root
-            / f"devices/pci0000:{0x10 * (at + 1):02x}/0000:{0x10 * (at + 1):02x}:01.0/0000:{0x10 * (at + 1) + 1:02x}:00.0"
-        )
+        bus = 0x10 * (at + 1)
+        upstream = root / f"devices/pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0"
         near = [gpu for gpu in gpus if gpu.index * switches // len(gpus) == at]
         common = {"numa_node": numa, "local_cpulist": _cpus(numa, numa_nodes), "enable": 1}
         for slot, gpu in enumerate(near, start=1):
