@@ -33,9 +33,9 @@ def sim_lib() -> Path:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run directory with two healthy nodes of two GPUs and two HCAs each."""
+    """A run directory with two healthy nodes of two GPUs each, without HCAs (a hundred files)."""
     for name in ("gpu-001", "gpu-002"):
-        create_node(tmp_path, name, gpus=2, hcas=2)
+        create_node(tmp_path, name, gpus=2, hcas=0)
     return tmp_path
 
 

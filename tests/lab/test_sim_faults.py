@@ -46,15 +46,25 @@ def idle_job(run_dir: Path) -> Path:
     return run_dir
 
 
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for tests that must change nothing."""
+    root = tmp_path_factory.mktemp("run")
+    for name in ("gpu-001", "gpu-002"):
+        create_node(root, name, gpus=2, hcas=0)
+    create_job(root, "demo", 3)
+    return root
+
+
 @pytest.mark.parametrize(("kind", "target", "reason"), _BAD, ids=lambda value: str(value)[:40])
 def test_bad_input_is_refused_and_nothing_changes(
-    idle_job: Path, kind: str, target: dict[str, Any], reason: str
+    untouched: Path, kind: str, target: dict[str, Any], reason: str
 ) -> None:
     """Each impossible target names the field and what would be right; no fault acts afterwards."""
     with pytest.raises(TargetError, match=reason):
-        faults.inject(idle_job, kind, **target)
+        faults.inject(untouched, kind, **target)
 
-    assert faults.active(idle_job) == []
+    assert faults.active(untouched) == []
 
 
 def test_what_has_happened_cannot_be_cleared(idle_job: Path) -> None:

@@ -141,7 +141,7 @@ class Supervisor:
         # A socket path is at most 107 bytes; relative to the job folder it always fits.
         os.chdir(self._paths.root)
         server = _Server(self._paths.socket.name, self._requests)
-        listener = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.5}, daemon=True)
+        listener = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         listener.start()
         try:
             if self._record.wanted == "running":
