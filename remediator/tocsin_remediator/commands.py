@@ -60,7 +60,7 @@ def incidents(args: argparse.Namespace) -> int:
     for one in found:
         code = f" {one['close_code']}" if one["close_code"] else ""
         print(
-            f"{one['id']:>4}  case {one['case']:<4} {one['state']}{code:<12}  {one['family']:<16} {one['target']}"
+            f"{one['id']:>4}  case {one['case']:<4} {one['state']}{code}: {one['family']} on {one['target']}"
         )
         print(f"      {one['reason']}")
     if not found:
@@ -136,9 +136,8 @@ def shadow(args: argparse.Namespace) -> int:
         _dump(rows)
         return 0
     for row in rows:
-        print(
-            f"{moment(row['at'])}  incident {row['incident']} {row['runbook']}: {row['state']} {row['close_code']}"
-        )
+        how = f"{row['state']} {row['close_code']}"
+        print(f"{moment(row['at'])}  incident {row['incident']} {row['runbook']}: {how}")
         for argv in row["would_run"]:
             print(f"    would have run: {' '.join(argv)}")
     if not rows:

@@ -159,7 +159,7 @@ def gate(facts: Gate, limits: Limits, max_concurrent: int, now: float, waits: Wa
     if facts.attempts >= limits.attempts.per_target:
         return Decision(
             State.ESCALATED,
-            f"{facts.attempts} of {limits.attempts.per_target} attempts within {words(limits.attempts.window)} are used",
+            f"all {limits.attempts.per_target} attempts within {words(limits.attempts.window)} are used",
         )
     if now - facts.queued_since >= limits.deadline:
         return Decision(State.NEEDS_HUMAN, f"could not start within {words(limits.deadline)}")

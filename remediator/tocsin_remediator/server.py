@@ -156,7 +156,8 @@ def _alone(journal: Journal) -> TextIO | None:
     """Two workers on one file would both send; the lock ends with the process, however it ends."""
     if journal.database.file is None:
         return None
-    lock = Path(f"{journal.database.file}.lock").open("w", encoding="utf-8")
+    # Kept open for the life of the process.
+    lock = Path(f"{journal.database.file}.lock").open("w", encoding="utf-8")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:

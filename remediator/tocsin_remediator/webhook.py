@@ -28,7 +28,8 @@ def parse(body: bytes) -> Notification:
         raise BadNotification("the body is not a JSON object")
     if value.get("version") != "4":
         raise BadNotification(
-            f'version is {value.get("version")!r}, not "4"; only Alertmanager\'s standard webhook payload is read'
+            f'version is {str(value.get("version"))[:40]!r}, not "4": this is not '
+            "Alertmanager's standard webhook payload"
         )
     alerts = value.get("alerts")
     if not isinstance(alerts, list):

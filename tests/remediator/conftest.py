@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 REPO = Path(__file__).resolve().parents[2]
-JOB = "torchrun/demo"
+JOBS = 12
 
 # Carries an action out once per request id, as the contract for schedulers says; slow on request.
 SCHEDULER = """\
@@ -57,14 +57,15 @@ print(json.dumps({{"accepted": True}}))
 
 @dataclass
 class Job:
-    """What the watched job looks like; the scheduler's `fixed` file heals it."""
+    """What a watched job looks like; its scheduler's `fixed` file heals it."""
 
+    id: str
     root: Path
     family: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     silent: bool = False
     started: float = field(default_factory=time.monotonic)
-    stopped_at: float | None = None
+    stopped_at: float = 0.0
 
     def breaks(self, family: str, **labels: str) -> None:
         """From now on the rules say this; the steps stop."""
@@ -72,21 +73,18 @@ class Job:
         self.stopped_at = time.monotonic()
         self.family = family
 
-    def heals(self) -> None:
-        """The fault is gone."""
-        self.family = ""
-
     @property
     def broken(self) -> bool:
+        """Whether the fault is there."""
         return bool(self.family) and not (self.root / "fixed").exists()
 
-    def text(self) -> str:
+    def lines(self) -> list[str]:
         """The recorded series that the rules would make of it."""
         if self.silent:
-            return ""
+            return []
         broken = self.broken
-        until = self.stopped_at if broken and self.stopped_at else time.monotonic()
-        job = f'job_id="{JOB}"'
+        until = self.stopped_at if broken else time.monotonic()
+        job = f'job_id="{self.id}"'
         lines = [
             f"tocsin_job:step:max{{{job}}} {int((until - self.started) * 10)}",
             f"tocsin_job:steps_per_second:rate1m{{{job}}} {0 if broken else 10}",
@@ -98,7 +96,7 @@ class Job:
         if broken:
             extra = "".join(f',{name}="{value}"' for name, value in self.labels.items())
             lines.append(f'tocsin_job:verdict:info{{{job},family="{self.family}"{extra}}} 1')
-        return "\n".join(lines) + "\n"
+        return lines
 
 
 RULES = {
@@ -126,7 +124,8 @@ RULES = {
                     "labels": {"severity": "info", "family": "FailSlowGpu", "layer": "device"},
                     "annotations": {
                         "summary": "A GPU is slow",
-                        "evidence": 'tocsin_rank:sm_active:avg1m{job_id="{{ $labels.job_id }}",rank="{{ $labels.rank }}"}',
+                        "evidence": "tocsin_rank:sm_active:avg1m"
+                        '{job_id="{{ $labels.job_id }}",rank="{{ $labels.rank }}"}',
                     },
                 },
             ],
@@ -196,6 +195,7 @@ class Remediator:
     folder: Path
     argv: list[str]
     url: str
+    job: str
     processes: Processes
     child: subprocess.Popen[bytes] | None = None
 
@@ -224,10 +224,16 @@ class Remediator:
         return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
 
     def incidents(self) -> list[dict[str, Any]]:
-        """What the API lists."""
+        """What the API lists of this test's job."""
         found = requests.get(f"{self.url}/api/v1/incidents", timeout=5).json()
-        assert isinstance(found, list)
-        return found
+        return [one for one in found if one["job_id"] == self.job]
+
+    def approve(self, incident: dict[str, Any]) -> None:
+        """Approve the plan as it was shown, through the API."""
+        body = {"by": "operator", "plan_digest": incident["plan_digest"]}
+        address = f"{self.url}/api/v1/incidents/{incident['id']}/approve"
+        answer = requests.post(address, json=body, timeout=5)
+        assert 200 == answer.status_code, answer.text
 
     def only(self) -> dict[str, Any]:
         """The only incident, in full."""
@@ -274,14 +280,22 @@ class Site:
         """Let actions take this long."""
         (self.root / "delay").write_text(str(seconds))
 
-    def runbooks(self) -> Path:
-        """The shipped runbooks with short waits."""
+    def runbooks(self, **more: str) -> Path:
+        """The shipped runbooks with short waits; `more` replaces further text by text."""
         folder = self.folder / "runbooks"
         if not folder.exists():
             folder.mkdir()
             for file in sorted((REPO / "runbooks").glob("*.yaml")):
-                (folder / file.name).write_text(quick(file.read_text()))
+                text = quick(file.read_text())
+                for old, new in more.items():
+                    text = text.replace(old, new)
+                (folder / file.name).write_text(text)
         return folder
+
+    def post(self, url: str, **labels: str) -> requests.Response:
+        """Send a firing TocsinVerdict as Alertmanager would."""
+        alert = {"status": "firing", "labels": {"alertname": "TocsinVerdict", **labels}, "annotations": {}}
+        return requests.post(f"{url}/api/v1/alerts", json={"version": "4", "alerts": [alert]}, timeout=5)
 
     def remediator(self, *flags: str, config: dict[str, Any] | None = None) -> Remediator:
         """The program, not started."""
@@ -299,11 +313,13 @@ class Site:
             str(folder / "config.yaml"),
             *flags,
         ]
-        return Remediator(folder, argv, url, self.processes)
+        return Remediator(folder, argv, url, self.job.id, self.processes)
 
     def config(self, **more: Any) -> dict[str, Any]:
         """The lab's configuration with short waits."""
-        program = str(self.root / "scheduler")
+        program, root = str(self.root / "scheduler"), str(self.root)
+        request = ["--request-id", "{request_id}"]
+        moved = ["--rank", "{rank}", "--avoid-gpu", "{gpu_uuid}"]
         return {
             "levels": {"DeadRank": "approve", "FailSlowGpu": "approve", "GpuThrottled": "approve"},
             "schedulers": [
@@ -311,27 +327,16 @@ class Site:
                     "name": "lab",
                     "kind": "command",
                     "job_prefix": "torchrun/",
-                    "describe": {"argv": [program, str(self.root), "status", "--job", "{job_id}"]},
+                    "describe": {"argv": [program, root, "status", "--job", "{job_id}"]},
                     "actions": {
-                        "restart": {
-                            "argv": [program, str(self.root), "restart", "--job", "{job_id}"]
-                            + ["--request-id", "{request_id}"]
-                        },
+                        "restart": {"argv": [program, root, "restart", "--job", "{job_id}", *request]},
                         "move_rank": {
-                            "argv": [program, str(self.root), "move-rank", "--job", "{job_id}"]
-                            + [
-                                "--rank",
-                                "{rank}",
-                                "--avoid-gpu",
-                                "{gpu_uuid}",
-                                "--request-id",
-                                "{request_id}",
-                            ]
+                            "argv": [program, root, "move-rank", "--job", "{job_id}", *moved, *request]
                         },
                     },
                 }
             ],
-            "timing": {"poll": "500ms", "confirm_quiet": "2s", "clear_quiet": "2s"},
+            "timing": {"poll": "200ms", "confirm_quiet": "2s", "clear_quiet": "2s"},
             **more,
         }
 
@@ -340,11 +345,11 @@ def quick(text: str) -> str:
     """A runbook with waits for a test."""
     for slow, fast in (
         ("settle: 15s", "settle: 1s"),
-        ("for: 30s", "for: 2s"),
-        ("for: 1m", "for: 2s"),
-        ("interval: 5s", "interval: 1s"),
-        ("hold: 1m", "hold: 2s"),
-        ("hold: 2m", "hold: 2s"),
+        ("for: 30s", "for: 1s"),
+        ("for: 1m", "for: 1s"),
+        ("interval: 5s", "interval: 500ms"),
+        ("hold: 1m", "hold: 1s"),
+        ("hold: 2m", "hold: 1s"),
         ("baseline: {window: 30m, before: 1m}", "baseline: {window: 30s, before: 0s}"),
         ("cooldown: 1m", "cooldown: 1s"),
         ("cooldown: 10m", "cooldown: 1s"),
@@ -353,17 +358,17 @@ def quick(text: str) -> str:
     return text
 
 
-def _exposition(job: Job) -> ThreadingHTTPServer:
+def _exposition(jobs: list[Job]) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = job.text().encode()
-            self.send_response(503 if job.silent else 200)
+            body = "".join(f"{line}\n" for job in jobs for line in job.lines()).encode()
+            self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, *_args: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -371,7 +376,7 @@ def _exposition(job: Job) -> ThreadingHTTPServer:
     return server
 
 
-def scheduler(root: Path) -> None:
+def scheduler(root: Path, job: str) -> None:
     """The scheduler's program and what it knows of the job."""
     root.mkdir(parents=True, exist_ok=True)
     program = root / "scheduler"
@@ -389,79 +394,113 @@ def scheduler(root: Path) -> None:
         }
         for rank in range(6)
     ]
-    answer = {"job_id": JOB, "state": "running", "attempt": 0, "ranks": ranks, "spare": []}
+    answer = {"job_id": job, "state": "running", "attempt": 0, "ranks": ranks, "spare": []}
     (root / "describe.json").write_text(json.dumps(answer))
 
 
 def _samples(url: str) -> int:
-    query = "count_over_time(tocsin_job:steps_per_second:rate1m[1m])"
+    query = "min(count_over_time(tocsin_job:steps_per_second:rate1m[1m]))"
     rows = requests.get(f"{url}/api/v1/query", params={"query": query}, timeout=2).json()["data"]["result"]
     return int(rows[0]["value"][1]) if rows else 0
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    """A healthy job under watch; skipped by name where Prometheus is not unpacked."""
+@dataclass
+class Watch:
+    """One Prometheus and one Alertmanager for all tests; each test takes a job of its own."""
+
+    jobs: list[Job]
+    prometheus_url: str
+    alertmanager_url: str
+    remediator_port: int
+    taken: int = 0
+
+
+@pytest.fixture(scope="session")
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """Healthy jobs under watch; skipped by name where Prometheus is not unpacked."""
     tools = REPO / ".tools" / "bin"
     for name in ("prometheus", "alertmanager"):
         if not os.access(tools / name, os.X_OK):
             pytest.skip(f".tools/bin/{name} is missing; `make setup` unpacks it")
-    root = tmp_path / "scheduler"
-    scheduler(root)
-    job = Job(root)
-    server = _exposition(job)
+    folder = tmp_path_factory.mktemp("watch")
+    jobs = [Job(f"torchrun/job-{place}", folder / f"job-{place}") for place in range(JOBS)]
+    for job in jobs:
+        scheduler(job.root, job.id)
+    server = _exposition(jobs)
     processes = Processes()
-    ports = {name: free_port() for name in ("prometheus", "alertmanager", "remediator")}
-    targets = [f"127.0.0.1:{server.server_address[1]}"]
-    (tmp_path / "rules.yml").write_text(yaml.safe_dump(RULES))
-    (tmp_path / "p.yml").write_text(
-        yaml.safe_dump(
+    prometheus, alertmanager, remediator = (free_port() for _ in range(3))
+    (folder / "rules.yml").write_text(yaml.safe_dump(RULES))
+    configuration = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(folder / "rules.yml")],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{alertmanager}"]}]}]},
+        "scrape_configs": [
             {
-                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-                "rule_files": [str(tmp_path / "rules.yml")],
-                "alerting": {
-                    "alertmanagers": [
-                        {"static_configs": [{"targets": [f"127.0.0.1:{ports['alertmanager']}"]}]}
-                    ]
-                },
-                "scrape_configs": [{"job_name": "tocsin", "static_configs": [{"targets": targets}]}],
+                "job_name": "tocsin",
+                "static_configs": [{"targets": [f"127.0.0.1:{server.server_address[1]}"]}],
             }
-        )
-    )
-    hook = {"url": f"http://127.0.0.1:{ports['remediator']}/api/v1/alerts", "send_resolved": True}
+        ],
+    }
+    (folder / "p.yml").write_text(yaml.safe_dump(configuration))
+    hook = {"url": f"http://127.0.0.1:{remediator}/api/v1/alerts", "send_resolved": True}
     route = {"receiver": "w", "group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
-    (tmp_path / "a.yml").write_text(
-        yaml.safe_dump({"route": route, "receivers": [{"name": "w", "webhook_configs": [hook]}]})
-    )
-    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    receiver = {"name": "w", "webhook_configs": [hook]}
+    (folder / "a.yml").write_text(yaml.safe_dump({"route": route, "receivers": [receiver]}))
+    made = Watch(jobs, f"http://127.0.0.1:{prometheus}", f"http://127.0.0.1:{alertmanager}", remediator)
     try:
         processes.start(
             [
                 str(tools / "prometheus"),
-                f"--config.file={tmp_path}/p.yml",
-                f"--storage.tsdb.path={tmp_path}/tsdb",
-            ]
-            + [f"--web.listen-address=127.0.0.1:{ports['prometheus']}", "--log.level=warn"]
-            + ["--rules.alert.resend-delay=1s"],
-            tmp_path / "prometheus.log",
+                f"--config.file={folder}/p.yml",
+                f"--storage.tsdb.path={folder}/tsdb",
+                f"--web.listen-address=127.0.0.1:{prometheus}",
+                "--log.level=warn",
+                "--rules.alert.resend-delay=1s",
+            ],
+            folder / "prometheus.log",
         )
         processes.start(
-            [str(tools / "alertmanager"), f"--config.file={tmp_path}/a.yml", f"--storage.path={tmp_path}/am"]
-            + [f"--web.listen-address=127.0.0.1:{ports['alertmanager']}", "--cluster.listen-address="],
-            tmp_path / "alertmanager.log",
+            [
+                str(tools / "alertmanager"),
+                f"--config.file={folder}/a.yml",
+                f"--storage.path={folder}/am",
+                f"--web.listen-address=127.0.0.1:{alertmanager}",
+                "--cluster.listen-address=",
+            ],
+            folder / "alertmanager.log",
         )
-        until(lambda: requests.get(f"{urls['prometheus']}/-/ready", timeout=2).ok)
-        until(lambda: requests.get(f"{urls['alertmanager']}/-/ready", timeout=2).ok)
+        until(lambda: requests.get(f"{made.prometheus_url}/-/ready", timeout=2).ok)
+        until(lambda: requests.get(f"{made.alertmanager_url}/-/ready", timeout=2).ok)
         # A job must have been healthy for a while before "as before" means anything.
-        until(lambda: _samples(urls["prometheus"]) >= 5)
-        yield Site(
-            tmp_path, job, root, urls["prometheus"], urls["alertmanager"], processes, ports["remediator"]
-        )
+        until(lambda: _samples(made.prometheus_url) >= 5)
+        yield made
     finally:
         processes.end()
         server.shutdown()
         server.server_close()
-        shutil.rmtree(tmp_path / "tsdb", ignore_errors=True)
+        shutil.rmtree(folder / "tsdb", ignore_errors=True)
+
+
+@pytest.fixture
+def site(watch: Watch, tmp_path: Path) -> Iterator[Site]:
+    """A healthy job of the test's own."""
+    job = watch.jobs[watch.taken]
+    watch.taken += 1
+    processes = Processes()
+    try:
+        yield Site(
+            tmp_path,
+            job,
+            job.root,
+            watch.prometheus_url,
+            watch.alertmanager_url,
+            processes,
+            watch.remediator_port,
+        )
+    finally:
+        job.family = ""
+        job.silent = True
+        processes.end()
 
 
 @pytest.fixture
@@ -474,9 +513,26 @@ class Helpers:
     """Shared constants and functions."""
 
     repo = REPO
-    job = JOB
     dead_rank = DEAD_RANK
     free_port = staticmethod(free_port)
     until = staticmethod(until)
     quick = staticmethod(quick)
     scheduler = staticmethod(scheduler)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Site]]:
+    """A server for tests that need no Prometheus: (address, site). Its Prometheus is not there."""
+    folder = tmp_path_factory.mktemp("shared")
+    job = Job("torchrun/x", folder / "scheduler")
+    scheduler(job.root, job.id)
+    processes = Processes()
+    port = free_port()
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    made = Site(folder, job, job.root, nowhere, nowhere, processes, port)
+    try:
+        remediator = made.remediator("--max-body", "100000")
+        remediator.start()
+        yield remediator.url, made
+    finally:
+        processes.end()

@@ -56,7 +56,8 @@ def assemble(journal: Journal, incident: Incident) -> dict[str, Any]:
         {
             "at": step.intent_at,
             "kind": step.status,
-            "text": f"{'undo: ' if step.rollback else ''}{step.action} {json.dumps(dict(step.args), sort_keys=True)}",
+            "text": f"{'undo: ' if step.rollback else ''}{step.action} "
+            + ", ".join(f"{name}={value}" for name, value in sorted(step.args.items())),
             "query": step.request_id,
             "detail": f" {step.output}",
         }

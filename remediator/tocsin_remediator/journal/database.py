@@ -77,7 +77,8 @@ class Database:
                 return str(made["instance"])
             if int(found["schema"]) > schema.VERSION:
                 raise JournalTooNew(
-                    f"the journal has schema {found['schema']}, this program knows {schema.VERSION}; use the newer program"
+                    f"the journal has schema {found['schema']}, this program knows {schema.VERSION}; "
+                    "use the newer program"
                 )
             return str(found["instance"])
 
