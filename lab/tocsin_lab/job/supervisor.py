@@ -141,6 +141,8 @@ class Supervisor:
         # A socket path is at most 107 bytes; relative to the job folder it always fits.
         os.chdir(self._paths.root)
         server = _Server(self._paths.socket.name, self._requests)
+        # Whoever may write to the socket may restart the job.
+        os.chmod(self._paths.socket.name, 0o600)
         listener = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         listener.start()
         try:
