@@ -21,13 +21,14 @@ def unplayable(kind: str) -> str:
         return ""
     if kind in FAULTS | BENIGN:
         return f"the lab causes {', '.join(sorted(faults.KINDS))}"
-    return "no such fault"
+    return f"no such fault; there are {', '.join(sorted(faults.KINDS))}"
 
 
 def strike(run: RunDir, fault: Fault) -> str:
     """Cause *fault* now and return in words what it hit; LabError when it cannot be."""
     found = faults.inject(run.root, fault.kind, job=_job(fault.job_id), **_given(fault))
-    return " ".join(f"{name}={value}" for name, value in found.items() if value not in (None, ""))
+    where = {name: found[name] for name in ("job_id", "rank", "node", "gpu") if found.get(name) is not None}
+    return " ".join(f"{name} {value}" for name, value in where.items())
 
 
 def clear(run: RunDir, fault: Fault) -> None:
@@ -56,13 +57,16 @@ def run(arguments: argparse.Namespace, run_dir: RunDir) -> int:
 
     if arguments.list:
         for kind in sorted(faults.KINDS):
-            sys.stdout.write(f"{kind:<18} {faults.KINDS[kind]}\n")
+            row = faults.KINDS[kind]
+            values = ", ".join(f"{name} {value}" for name, value in row.defaults.items())
+            default = f" (default: {values})" if values else ""
+            sys.stdout.write(f"{kind:<16} hits a {row.target}: {row.text}{default}\n")
         return 0
     if not arguments.fault:
         raise LabError("which fault? `tocsin-lab inject --list` shows them")
     reason = unplayable(arguments.fault)
     if reason:
-        raise LabError(f"{arguments.fault}: {reason}; `tocsin-lab inject --list` shows what there is")
+        raise LabError(f"{arguments.fault}: {reason}")
     running_lab(run_dir)
     job = arguments.job if not arguments.job or "/" in arguments.job else f"torchrun/{arguments.job}"
     fault = Fault.model_construct(

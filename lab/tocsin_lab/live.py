@@ -126,13 +126,13 @@ class Player:
             self._lab.stack.watch()
             self._act(now)
             self._look(time.monotonic() - self._start)
-            stood = self._stood(now)
+            stood = self._stood()
             if approve and stood:
                 self._approve()
                 if end_of_incident is None:
                     end_of_incident = now + INCIDENT_SECONDS
             waiting = approve and stood and not self._ended() and now < (end_of_incident or 0)
-            enough = now >= seconds or (until_verdict and self._stood(now) >= STOOD_SECONDS)
+            enough = now >= seconds or (until_verdict and (stood >= STOOD_SECONDS or self._ended()))
             if (enough and not waiting) or stopping.asked:
                 break
             time.sleep(LOOK_SECONDS)
@@ -166,16 +166,15 @@ class Player:
         for row in self._seen.timeline.rows[before:]:
             self._tell(f"verdict: {dict(row.labels)}")
 
-    def _stood(self, now: float) -> float:
-        """Return for how long the expected verdict has stood, 0 when it does not."""
+    def _stood(self) -> float:
+        """Return for how long the expected verdict stands or stood, 0 when it never did."""
         expected = self._found.expect.labels
-        if expected is None:
-            return 0.0
-        for row in self._seen.timeline.rows:
-            if matches(row, expected) and now - row.last < 30:
-                return max(row.last - row.first, 0.001)
-        # Once verified and gone, it has stood.
-        return STOOD_SECONDS if self._ended() else 0.0
+        spans = [
+            max(row.last - row.first, 0.001)
+            for row in self._seen.timeline.rows
+            if expected is not None and matches(row, expected)
+        ]
+        return max(spans, default=0.0)
 
     def _approve(self) -> None:
         expected = self._found.expect.labels or {}

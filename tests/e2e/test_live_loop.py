@@ -1,0 +1,131 @@
+"""One lab for what is asked of a running loop: dashboards, a hung driver, a remediator that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tocsin_lab import inject
+from tocsin_lab.errors import LabError
+from tocsin_lab.job import control
+from tocsin_lab.job.spec import JobPaths
+from tocsin_lab.scenario import Fault
+from tocsin_lab.stack import http, incidents
+from tocsin_lab.stack.lab import Lab, Options, take_run_dir
+from tocsin_lab.stack.plan import LabPlan
+from tocsin_lab.stack.rundir import RunDir
+
+pytestmark = pytest.mark.long
+
+WARM_SECONDS = 150.0
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab whose job has trained long enough for baselines."""
+    run = RunDir(tmp_path_factory.mktemp("loop") / "run")
+    told: list[str] = []
+    take_run_dir(run, told.append)
+    running = Lab(run, Options(LabPlan(), simulate=True, any_ports=True), told.append)
+    try:
+        try:
+            running.start()
+        except LabError as err:
+            pytest.skip(f"the lab does not start here: {err}")
+        _watch(running, WARM_SECONDS)
+        yield running
+    finally:
+        problems = running.stop(keep=False)
+    assert problems == []
+
+
+def _watch(lab: Lab, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+    """Keep the parts running for *seconds* or until the fact holds; tell whether it did."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        lab.stack.watch()
+        if until():
+            return True
+        time.sleep(1)
+    return until()
+
+
+def test_every_dashboard_query_returns_data(lab: Lab) -> None:
+    from tocsin_common.bundle.dashboards import queries
+
+    asked = queries()
+    empty = [one.expr for one in asked if not one.may_be_empty and not http.query(lab.prometheus, one.expr)]
+
+    assert asked
+    assert empty == []
+
+
+def test_the_job_is_seen_from_devices_calls_and_output(lab: Lab) -> None:
+    """Every kind of evidence names the same six ranks."""
+    if any("no right to trace" in note for note in lab.notes):
+        pytest.skip("no right to trace: root or CAP_BPF is needed")
+    for expression in ("tocsin_rank_up", "tocsin_rank:sm_active:avg1m", "tocsin_cuda_kernel_launches_total"):
+        ranks = {labels["rank"] for labels, _ in http.query(lab.prometheus, f"{expression} > 0")}
+        assert ranks == {"0", "1", "2", "3", "4", "5"}, expression
+    [(_, first)] = http.query(lab.prometheus, "tocsin_job:step:max")
+    assert _watch(lab, 30, lambda: http.query(lab.prometheus, "tocsin_job:step:max")[0][1] > first)
+
+
+def test_an_exporter_with_a_hung_driver_answers_and_says_so(lab: Lab) -> None:
+    url = lab.wiring.url(lab.wiring.exporters["gpu-002"]) + "/metrics"
+    fault = Fault.model_construct(kind="driver_hang", at=0.0, node="gpu-002")
+
+    inject.strike(lab.run, fault)
+    try:
+        said = _watch(lab, 60, lambda: 'collector="gpu",node="gpu-002"} 0' in http.get(url))
+        body = http.get(url)
+    finally:
+        inject.clear(lab.run, fault)
+
+    assert said, body[:2000]
+    assert 'tocsin_collector_error_info{collector="gpu",node="gpu-002",reason="hung"} 1' in body
+    # Everything that does not ask the driver is still there.
+    assert "tocsin_rank_up{" in body
+    assert "tocsin_host_memory_available_bytes{" in body
+    back = _watch(lab, 60, lambda: 'collector="gpu",node="gpu-002"} 1' in http.get(url))
+    assert back, "the driver answers again, the exporter does not see it"
+
+
+def _incident(lab: Lab, family: str) -> dict[str, Any]:
+    found = [one for one in incidents.listed(lab.run) if one["family"] == family]
+    return found[-1] if found else {"state": "none", "id": 0}
+
+
+def test_a_killed_remediator_finishes_what_was_approved_and_does_it_once(lab: Lab) -> None:
+    """kill -9 right after the approval, and again while it verifies."""
+    job = JobPaths(lab.run.root, lab.plan.job)
+    _watch(lab, 180, lambda: not http.query(lab.prometheus, "tocsin_job:verdict:info"))
+    before = control.status(job)["attempt"]
+    inject.strike(lab.run, Fault.model_construct(kind="rank_exit", at=0.0, rank=1, signal=9))
+    assert _watch(lab, 90, lambda: _incident(lab, "DeadRank")["state"] == "awaiting_approval")
+
+    incidents.approve(lab.run, str(_incident(lab, "DeadRank")["id"]))
+    os.kill(lab.stack.pid("remediator"), signal.SIGKILL)
+    assert _watch(lab, 240, lambda: _incident(lab, "DeadRank")["state"] == "verifying")
+    os.kill(lab.stack.pid("remediator"), signal.SIGKILL)
+    final = {"closed", "needs_human", "rolled_back", "escalated"}
+    assert _watch(lab, 900, lambda: _incident(lab, "DeadRank")["state"] in final)
+
+    # It finishes, or it asks a person; the restart happened once either way.
+    assert _incident(lab, "DeadRank")["state"] in {"closed", "needs_human"}
+    assert control.status(job)["attempt"] == before + 1
+    assert len([one for one in incidents.listed(lab.run) if one["family"] == "DeadRank"]) == 1
+
+
+def test_nothing_of_the_run_directory_is_outside_it(lab: Lab) -> None:
+    """The lab writes into its own folder only: what the job mounts or links would show here."""
+    run = str(lab.run.root)
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+
+    assert [mount for mount in mounts if mount.startswith(run)] == []
