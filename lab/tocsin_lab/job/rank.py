@@ -185,7 +185,7 @@ class Rank:
                 self._report(
                     state, observe(state, int(self._config["seed"])), time.monotonic() - began, total
                 )
-            # As Megatron-LM's check for NaN does: a checkpoint that cannot be trained on is worse than an old one.
+            # A checkpoint that cannot be trained on is worse than an old one.
             if every and state.step % every == 0 and not state.broken:
                 self._save(state)
             first = False
