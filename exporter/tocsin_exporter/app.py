@@ -163,7 +163,7 @@ def build(config: Config) -> App:
         StateFile(config.state),
         errors,
         boot_id=procfs.boot_id(config.procfs),
-        log_identity=kmsg.identity(),
+        log_identity=kmsg.identity,
         sysfs=config.sysfs,
     )
     kmsg.resume(attribution.cursor)

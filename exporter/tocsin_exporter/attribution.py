@@ -116,7 +116,7 @@ class Attribution:
         errors: ErrorCounter,
         *,
         boot_id: str,
-        log_identity: str = "",
+        log_identity: Callable[[], str] = str,
         sysfs: Path = Path("/sys"),
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -173,7 +173,7 @@ class Attribution:
     def on_events(self, events: list[KernelEvent], cursor: int) -> None:
         """Take kernel events in; *cursor* is the last record read."""
         with self._lock:
-            self.cursor = max(self.cursor, cursor)
+            self.cursor = cursor
             if not events:
                 return
             now = self._wall()
@@ -436,7 +436,7 @@ class Attribution:
     def _to_json(self, now: float) -> dict[str, Any]:
         return {
             "boot_id": self._boot_id,
-            "log": self._log_identity,
+            "log": self._log_identity(),
             "cursor": self.cursor,
             "saved": now,
             "unattributed": self._unattributed,
@@ -482,7 +482,7 @@ class Attribution:
         if state["boot_id"] != self._boot_id:
             # Another boot: its processes and its log are gone.
             return
-        if state["log"] == self._log_identity:
+        if state["log"] == self._log_identity():
             self.cursor = int(state["cursor"])
         self._saved_wall = float(state["saved"])
         self._restored_at = self._wall()

@@ -109,8 +109,10 @@ class KmsgSource:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            pause = 5.0
             try:
                 self._follow()
+                pause = 0.0
             except SourceError as err:
                 self._errors.add("kmsg", err.reason)
                 self.latest.fail(err.reason, err.detail)
@@ -120,7 +122,7 @@ class KmsgSource:
                 self.latest.fail("bad_data", str(err))
             self._first.set()
             self._live = False
-            self._stopping.wait(5.0)
+            self._stopping.wait(pause)
 
     def _follow(self) -> None:
         try:

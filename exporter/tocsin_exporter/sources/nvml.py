@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -110,13 +110,10 @@ class _EndedError(Exception):
 class _Child:
     """One child process and the frames it sends."""
 
-    def __init__(self, library: Path | None) -> None:
-        command = [sys.executable, "-m", "tocsin_exporter.sources.nvml_child"]
-        if library is not None:
-            command.append(str(library))
+    def __init__(self, command: Sequence[str]) -> None:
         # One arena: the child allocates little, and the default of eight per core costs memory.
         self.process = subprocess.Popen(
-            command,
+            list(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "MALLOC_ARENA_MAX": "1"},
@@ -180,7 +177,8 @@ class NvmlSource(PollingSource[NvmlReading]):
 
     When a cycle hangs, the devices that answered are published, the others are marked, and the
     child is killed and started again with a growing pause. ``devices()`` tells of every device
-    ever seen, hung and lost ones included.
+    ever seen, hung and lost ones included. *command* replaces the child, for one that speaks the
+    same frames.
     """
 
     def __init__(
@@ -190,11 +188,17 @@ class NvmlSource(PollingSource[NvmlReading]):
         deadline: float,
         max_age: float,
         errors: ErrorCounter,
+        *,
+        command: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         super().__init__("nvml", interval, max_age, errors)
-        self._library = library
+        # -P: nothing is imported from the folder the exporter was started in.
+        self._command = command or (
+            *(sys.executable, "-P", "-m", "tocsin_exporter.sources.nvml_child"),
+            *((str(library),) if library is not None else ()),
+        )
         self._deadline = deadline
         self._clock = clock
         self._wall = wall
@@ -317,7 +321,7 @@ class NvmlSource(PollingSource[NvmlReading]):
             raise CollectError(
                 "hung", f"{len(self._stuck)} NVML children are stuck in the driver; reboot the node"
             )
-        self._child = _Child(self._library)
+        self._child = _Child(self._command)
         try:
             frame = self._child.frame(now + max(_START_SECONDS, self._deadline))
         except TimeoutError:
