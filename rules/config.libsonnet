@@ -54,7 +54,7 @@
     deadRankDeviceEventAfter: 10,
     // Xid classes and device events after which an exit is not the job's own. `application`
     // is its own fault and `info`, `sympathetic` only follow others.
-    fatalEventClasses: 'reset|reboot|rma|contained|check|unknown|gpu_lost|ecc_uncorrected|row_remap',
+    fatalEventClasses: 'reset|reboot|rma|contained|check|unknown|gpu_lost|ecc_uncorrected|row_remap|recovery_action',
     // A rank that left with status 0 is only missed when the others stop for longer than
     // this, or than hangSteps steps. Raise it for jobs with long evaluations.
     hangSeconds: 120,

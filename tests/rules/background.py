@@ -84,7 +84,7 @@ def parse_duration(text: str) -> int:
 
 
 def build(job: Job, changes: Iterable[Change] = ()) -> Series:
-    """Return the series of the healthy job with *changes* applied in order; a change that hits nothing is an error."""
+    """Return the healthy job with *changes* applied in order; one that hits nothing is a ValueError."""
     series: Series = {}
     _nodes(series, job)
     for rank in range(job.ranks):
@@ -95,7 +95,9 @@ def build(job: Job, changes: Iterable[Change] = ()) -> Series:
         _apply(series, change)
     if job.twice:
         for labels, values in list(series.items()):
-            series[tuple(sorted({**dict(labels), "instance": "second:" + dict(labels)["node"]}.items()))] = values
+            series[tuple(sorted({**dict(labels), "instance": "second:" + dict(labels)["node"]}.items()))] = (
+                values
+            )
     return series
 
 
@@ -165,7 +167,15 @@ def _rank(series: Series, job: Job, rank: int) -> None:
         _put(series, job, "tocsin_job_gpu_sm_active_ratio", around(0.83), **both)
     if job.gpm and job.tensor:
         _put(series, job, "tocsin_job_gpu_tensor_active_ratio", around(0.54), **both)
-    _put(series, job, "tocsin_job_gpu_ecc_errors_total", lambda at: 0, **both, severity="uncorrected", memory="dram")
+    _put(
+        series,
+        job,
+        "tocsin_job_gpu_ecc_errors_total",
+        lambda at: 0,
+        **both,
+        severity="uncorrected",
+        memory="dram",
+    )
     _put(series, job, "tocsin_job_gpu_row_remaps_total", lambda at: 0, **both, severity="uncorrected")
     for reason in _REASONS:
         _put(series, job, "tocsin_job_gpu_throttle_active", lambda at: 0, **both, reason=reason)
@@ -184,10 +194,14 @@ def _output(series: Series, job: Job) -> None:
     _put(series, job, "tocsin_training_step", lambda at: at // span, **labels)
     _put(series, job, "tocsin_training_steps_total", lambda at: at // span, **labels)
     _put(series, job, "tocsin_training_step_seconds", lambda at: span * noise.gauss(1, 0.01), **labels)
-    _put(series, job, "tocsin_training_last_progress_timestamp_seconds", lambda at: at // span * span, **labels)
+    _put(
+        series, job, "tocsin_training_last_progress_timestamp_seconds", lambda at: at // span * span, **labels
+    )
     _put(series, job, "tocsin_training_phase", lambda at: 1, **labels, phase="train")
     _put(series, job, "tocsin_training_loss", lambda at: 2.5 + noise.gauss(0, 0.05), **labels)
-    _put(series, job, "tocsin_training_loss_mean", after(10, lambda at: 2.5 + noise.gauss(0, 0.016)), **labels)
+    _put(
+        series, job, "tocsin_training_loss_mean", after(10, lambda at: 2.5 + noise.gauss(0, 0.016)), **labels
+    )
     _put(series, job, "tocsin_training_loss_best_mean", after(10, lambda at: 2.46), **labels)
     _put(series, job, "tocsin_training_loss_noise", after(20, lambda at: 0.05), **labels)
     _put(series, job, "tocsin_training_loss_recent_min", after(40, lambda at: 2.4), **labels)

@@ -6,6 +6,7 @@ A case file holds a list of cases:
     name:      the sentence of the behaviour
     job:       fields of `background.Job` that differ
     changes:   fields of `background.Change`; `from`, `to` are durations, other keys are labels
+    long:      true for what a threshold's neighbourhood needs and every run does not
     expect:    list of {at, and one or more of firing, quiet, verdict, query+value, alert}
 
 `firing` is {alert, labels...}; `quiet` a list of alerts that do not fire at that time;
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from tests.rules.background import INTERVAL, Change, Job, build, lines, parse_duration
 
 __all__ = ["Case", "expand", "load"]
@@ -39,6 +39,7 @@ class Case:
     job: Job
     changes: tuple[Change, ...]
     expect: tuple[dict[str, Any], ...]
+    long: bool = False
 
     def fires(self) -> set[str]:
         """Return the alerts that this case expects to fire at some time."""
@@ -78,7 +79,7 @@ def load(folder: Path = CASES) -> tuple[Case, ...]:
 
 
 def _case(file: str, row: dict[str, Any]) -> Case:
-    unknown = row.keys() - {"name", "job", "changes", "expect"}
+    unknown = row.keys() - {"name", "job", "changes", "expect", "long"}
     if unknown or not row["expect"]:
         raise ValueError(f"unknown keys {sorted(unknown)}" if unknown else "expects nothing")
     job = dict(row.get("job", {}))
@@ -86,19 +87,19 @@ def _case(file: str, row: dict[str, Any]) -> Case:
         job["seconds"] = parse_duration(job.pop("for"))
     if "models" in job:
         job["models"] = tuple(job["models"])
-    return Case(file, row["name"], Job(**job), tuple(map(_change, row.get("changes", ()))), tuple(row["expect"]))
+    changes = tuple(map(_change, row.get("changes", ())))
+    return Case(file, row["name"], Job(**job), changes, tuple(row["expect"]), bool(row.get("long", False)))
 
 
 def _change(row: dict[str, Any]) -> Change:
     rest = dict(row)
-    times = {}
-    if "from" in rest:
-        times["start"] = parse_duration(rest.pop("from"))
-    if "to" in rest:
-        times["end"] = parse_duration(rest.pop("to"))
-    own = {key: rest.pop(key) for key in ("metric", "value", "slope", "gone", "hold", "add") if key in rest}
-    own["cycle"] = tuple(rest.pop("cycle", ()))
-    return Change(labels={key: str(value) for key, value in rest.items()}, **own, **times)
+    own: dict[str, Any] = {
+        "start": parse_duration(rest.pop("from", "0s")),
+        "end": parse_duration(rest.pop("to")) if "to" in rest else None,
+        "cycle": tuple(rest.pop("cycle", ())),
+    }
+    own |= {key: rest.pop(key) for key in ("metric", "value", "slope", "gone", "hold", "add") if key in rest}
+    return Change(labels={key: str(value) for key, value in rest.items()}, **own)
 
 
 def expand(case: Case, rules: list[str]) -> dict[str, Any]:
@@ -124,7 +125,9 @@ def expand(case: Case, rules: list[str]) -> dict[str, Any]:
     }
 
 
-def _expectation(entry: dict[str, Any], expressions: list[dict[str, Any]], alerts: list[dict[str, Any]]) -> None:
+def _expectation(
+    entry: dict[str, Any], expressions: list[dict[str, Any]], alerts: list[dict[str, Any]]
+) -> None:
     unknown = entry.keys() - {"at", "firing", "quiet", "verdict", "query", "value", "alert"}
     if unknown:
         raise ValueError(f"unknown expectation {sorted(unknown)}")

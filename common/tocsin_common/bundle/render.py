@@ -63,17 +63,20 @@ def render(root: Path, settings: Mapping[str, Any] | None = None) -> dict[str, s
     does not have, and anything that jsonnet refuses, raises `BundleError`.
     """
     settings = dict(settings or {})
-    known = _evaluate(root, "(import 'rules/config.libsonnet')._config")
+    known = _evaluate(root, "(import %s)._config", "rules/config.libsonnet")
     for key in settings:
         if key not in known:
             raise BundleError(f"--set {key}: unknown; rules/config.libsonnet has {', '.join(sorted(known))}")
-    override = json.dumps({"_config": settings}).replace('"_config":', '"_config"+::', 1)
-    rules = _evaluate(root, f"((import 'rules/mixin.libsonnet') + {override}).prometheusRules")
-    boards = _evaluate(root, f"((import 'dashboards/mixin.libsonnet') + {override}).grafanaDashboards")
+    # The values are data: a percent sign in one must not be read as a place to fill.
+    override = "{_config+:: " + json.dumps(settings).replace("%", "%%") + "}"
+    rules = _evaluate(root, "((import %s) + " + override + ").prometheusRules", "rules/mixin.libsonnet")
+    boards = _evaluate(
+        root, "((import %s) + " + override + ").grafanaDashboards", "dashboards/mixin.libsonnet"
+    )
     texts = {}
     for name, content in rules.items():
         texts[f"rules/rendered/{name}"] = _HEADER + _yaml(_rule_file(content))
-    for name, content in boards.items():
+    for name, content in dashboards.items():
         texts[f"dashboards/rendered/{name}"] = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     return texts
 
@@ -109,7 +112,7 @@ def _leftover(root: Path, texts: Mapping[str, str]) -> list[str]:
     return sorted(name for path in present if (name := path.relative_to(root).as_posix()) not in texts)
 
 
-def _evaluate(root: Path, snippet: str) -> Any:
+def _evaluate(root: Path, template: str, source: str) -> Any:
     try:
         import rjsonnet
     except ImportError as err:
@@ -121,8 +124,10 @@ def _evaluate(root: Path, snippet: str) -> Any:
             raise BundleError(f"{relative}: imports leave {root}")
         return str(path), path.read_text(encoding="utf-8")
 
+    # By its absolute path: the binding resolves imports of a snippet from the working directory.
+    snippet = template % json.dumps(str(root.resolve() / source))
     try:
-        text = rjsonnet.evaluate_snippet(str(root / "bundle.jsonnet"), snippet, import_callback=load)
+        text = rjsonnet.evaluate_snippet("bundle", snippet, import_callback=load)
     except RuntimeError as err:
         raise BundleError(f"jsonnet: {err}") from err
     return json.loads(text)
