@@ -76,7 +76,7 @@ def render(root: Path, settings: Mapping[str, Any] | None = None) -> dict[str, s
     texts = {}
     for name, content in rules.items():
         texts[f"rules/rendered/{name}"] = _HEADER + _yaml(_rule_file(content))
-    for name, content in dashboards.items():
+    for name, content in boards.items():
         texts[f"dashboards/rendered/{name}"] = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     return texts
 
