@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.rules.cases import Case, expand
+from tests.rules.casefile import Case, expand
 
 ROOT = Path(__file__).resolve().parents[2]
 

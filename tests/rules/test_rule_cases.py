@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.rules.background import build
-from tests.rules.cases import CASES, Case, load
+from tests.rules.casefile import CASES, Case, load
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = load()
