@@ -27,6 +27,7 @@ from tocsin_remediator.prometheus import Prometheus
 from tocsin_remediator.runbook.load import load_dir
 from tocsin_remediator.web import security
 from tocsin_remediator.web.app import Surface, build
+from tocsin_remediator.web.protocol import Protocol
 from tocsin_remediator.worker import Worker
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def _context(options: Options, config: Config, journal: Journal, books: Mapping[
             "recommend": Recommend(),
         },
         metrics=metrics,
+        alertmanager_url=options.alertmanager_url,
         now=time.time,
         dry_run=options.dry_run,
     )
@@ -178,8 +180,9 @@ def _run(app: Any, listener: socket.socket) -> None:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=256,
-            backlog=64,
+            http=Protocol,
+            limit_concurrency=1000,
+            backlog=128,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=5,
             lifespan="off",

@@ -17,7 +17,7 @@ _PATTERNS: Final[dict[str, re.Pattern[str]]] = {
     "job_id": re.compile(
         r"slurm/[1-9][0-9]{0,9}"
         r"|k8s/[a-z0-9][a-z0-9-]{0,62}/[a-z0-9][a-z0-9.-]{0,252}"
-        r"|(?:ray|mpi|torchrun|proc)/[A-Za-z0-9][A-Za-z0-9._:@-]{0,190}"
+        r"|(?:ray|mpi|torchrun|proc)/[A-Za-z0-9_][A-Za-z0-9._:@+/-]{0,160}"
     ),
     "rank": re.compile(r"0|[1-9][0-9]{0,6}"),
     "node": re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?"),

@@ -7,8 +7,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from tocsin_remediator import alertmanager
 from tocsin_remediator.engine import intake, steps
-from tocsin_remediator.errors import JournalError, StaleIncident
+from tocsin_remediator.errors import JournalError, PrometheusError, StaleIncident
 
 if TYPE_CHECKING:
     from tocsin_remediator.engine.context import Context
@@ -34,6 +35,7 @@ class Worker:
         self._wake = threading.Event()
         self._busy: set[int] = set()
         self._lock = threading.Lock()
+        self._refetch_at = 0.0
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="incident")
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
 
@@ -75,6 +77,8 @@ class Worker:
     def round(self) -> None:
         """Deal with the inbox, then hand every due incident to a thread."""
         context = self._context
+        if context.journal.settings.get("refetch"):
+            self._refetch()
         for item in context.journal.inbox.waiting():
             try:
                 result = intake.handle(context, item)
@@ -94,6 +98,19 @@ class Worker:
                 self._busy.add(incident.id)
             self._pool.submit(self._advance, incident.id)
         context.metrics.tick.set(context.now())
+
+    def _refetch(self) -> None:
+        context = self._context
+        if context.now() < self._refetch_at:
+            return
+        try:
+            found = alertmanager.verdicts(context.alertmanager_url)
+        except PrometheusError as err:
+            log.warning("a notice was truncated and the rest cannot be fetched yet: %s", err)
+            self._refetch_at = context.now() + _AFTER_ERROR
+            return
+        context.journal.settings.set("refetch", "")
+        context.journal.inbox.record(found, context.now())
 
     def _advance(self, number: int) -> None:
         context = self._context

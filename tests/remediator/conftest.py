@@ -536,3 +536,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Site
         yield remediator.url, made
     finally:
         processes.end()
+
+
+@pytest.fixture
+def site_free(tmp_path: Path) -> Iterator[Site]:
+    """As `shared`, for one test, and nothing is started."""
+    job = Job("torchrun/x", tmp_path / "scheduler")
+    scheduler(job.root, job.id)
+    processes = Processes()
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    try:
+        yield Site(tmp_path, job, job.root, nowhere, nowhere, processes, free_port())
+    finally:
+        processes.end()

@@ -237,3 +237,71 @@ def test_hostile_labels_are_refused_at_the_door(shared: tuple[str, Site], labels
     assert now is not None
     assert float(was[1]) + 1 == float(now[1])
     assert [] == requests.get(f"{url}/api/v1/incidents", timeout=5).json()
+
+
+@pytest.mark.long
+def test_a_promoted_runbook_acts_alone_but_not_while_frozen(site: Site, helpers: type[Helpers]) -> None:
+    """
+    auto, given to exactly this content, needs no approval; the stop switch holds it in the queue.
+    """
+    remediator = site.remediator()
+    remediator.start()
+    books = str(site.runbooks())
+    promoted = remediator.command("promote", "DeadRank", "--level", "auto", "--runbooks", books)
+    assert 0 == promoted.returncode, promoted.stderr
+    beyond = remediator.command("promote", "FailSlowGpu", "--level", "auto", "--runbooks", books)
+    assert 1 == beyond.returncode
+    assert "allows no more than approve" in beyond.stderr
+    assert 0 == remediator.command("freeze").returncode
+    site.job.breaks("DeadRank", **helpers.dead_rank)
+
+    remediator.reaches("queued")
+    time.sleep(1)
+    assert 0 == site.count()
+    assert "freeze" in remediator.only()["reason"]
+    remediator.command("unfreeze")
+    done = remediator.reaches("closed", "needs_human", "escalated", seconds=30)
+
+    assert "fixed" == done["close_code"], done
+    assert [] == done["approvals"]
+    assert 1 == site.count()
+
+
+@pytest.mark.long
+def test_a_dry_run_records_what_it_would_have_done(site: Site, helpers: type[Helpers]) -> None:
+    """
+    Nothing is sent; the shadow record has the exact arguments; it ends when the fault clears.
+    """
+    remediator = site.remediator("--dry-run")
+    remediator.start()
+    site.job.breaks("DeadRank", **helpers.dead_rank)
+    one = remediator.reaches("recommended")
+
+    refused = remediator.command("approve", str(one["id"]))
+    shadow = remediator.command("shadow", "DeadRank").stdout
+    site.job.family = ""
+    done = remediator.reaches("closed")
+
+    assert 1 == refused.returncode
+    assert "does not wait for approval" in refused.stderr
+    assert f"restart --job {site.job.id}" in shadow
+    assert "self" == done["close_code"]
+    assert [] == site.calls()
+
+
+@pytest.mark.long
+def test_an_action_that_was_refused_is_escalated(site: Site, helpers: type[Helpers]) -> None:
+    """
+    The scheduler says that it did nothing: the runbook's onFailure follows, nothing is sent again.
+    """
+    (site.root / "refuse").touch()
+    remediator = site.remediator()
+    remediator.start()
+    site.job.breaks("DeadRank", **helpers.dead_rank)
+    remediator.approve(remediator.reaches("awaiting_approval"))
+
+    done = remediator.reaches("escalated", "needs_human", "closed")
+
+    assert "escalated" == done["state"]
+    assert "exited 3" in done["reason"]
+    assert 1 == len(site.calls())

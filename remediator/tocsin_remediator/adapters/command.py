@@ -78,7 +78,7 @@ class CommandScheduler:
                 raise Refused(f"the scheduler knows {len(mine)} ranks {values['rank']} of {values['job_id']}")
             if "gpu_uuid" in values and mine[0].get("gpu_uuid") != values["gpu_uuid"]:
                 raise Refused(
-                    f"rank {values['rank']} is on {mine[0].get('gpu_uuid')!r} now, not on {values['gpu_uuid']}"
+                    f"rank {values['rank']} is on {mine[0].get('gpu_uuid')!r}, not on {values['gpu_uuid']}"
                 )
         if verb == "move_rank" and answer.get("spare") == []:
             raise Refused(f"the scheduler has no spare GPU for rank {values['rank']}")

@@ -139,8 +139,15 @@ def _rules(
         return fired, quiet
     # The family itself first, so that a short budget is spent on what matters most.
     rules.sort(key=lambda rule: (rule.labels.get("family") != incident.family, rule.name))
+    # A family with two verdicts is two rules; one that fires settles it for both.
+    firing = {
+        _family(rule)
+        for rule in rules
+        if any(a.labels.get("job_id") == incident.subject and a.state == "firing" for a in rule.alerts)
+    }
+    told: set[str] = set()
     for rule in rules[:_RULES_ASKED]:
-        family = rule.labels.get("family") or rule.name.removeprefix("Tocsin")
+        family = _family(rule)
         active = [
             a for a in rule.alerts if a.labels.get("job_id") == incident.subject and a.state == "firing"
         ]
@@ -163,13 +170,18 @@ def _rules(
             continue
         for alert in active:
             fired.append(_fired(prometheus, ledger, rule, alert, family, now))
-        if not active:
+        if family not in firing and family not in told:
+            told.add(family)
             _quiet(prometheus, ledger, rule, family, incident, now, quiet, missing)
     return fired, quiet
 
 
+def _family(rule: Rule) -> str:
+    return rule.labels.get("family") or rule.name.removeprefix("Tocsin")
+
+
 def _is_family(rule: Rule) -> bool:
-    family = rule.labels.get("family") or rule.name.removeprefix("Tocsin")
+    family = _family(rule)
     return rule.name == f"Tocsin{family}" and family not in ("Verdict", "EvidenceMissing")
 
 

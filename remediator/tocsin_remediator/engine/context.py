@@ -29,6 +29,7 @@ class Context:
     books: Mapping[str, Runbook]
     adapters: Mapping[str, Adapter]
     metrics: Metrics
+    alertmanager_url: str
     now: Callable[[], float]
     dry_run: bool
 

@@ -54,7 +54,7 @@ class Database:
                 os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
             except OSError as err:
                 raise JournalError(f"{self.file} cannot be created: {err.strerror}") from err
-        engine = create_engine(f"sqlite:///{self.file}", connect_args={"timeout": 5.0})
+        engine = create_engine(f"sqlite:///{self.file}", connect_args={"timeout": 2.0})
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
         return engine
@@ -62,9 +62,8 @@ class Database:
     def _prepare(self) -> str:
         with self.begin() as connection:
             schema.metadata.create_all(connection)
-            found = dict(
-                connection.execute(select(schema.settings.c.key, schema.settings.c.value)).tuples().all()
-            )
+            rows = connection.execute(select(schema.settings.c.key, schema.settings.c.value))
+            found = {str(row.key): str(row.value) for row in rows}
             if "schema" not in found:
                 made = {
                     "schema": str(schema.VERSION),

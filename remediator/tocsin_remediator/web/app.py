@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -10,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from tocsin_remediator import webhook
 from tocsin_remediator.errors import BadNotification, JournalError, NotFound, Refused
@@ -107,10 +109,16 @@ async def _receive(surface: Surface, request: Request) -> Response:
     if refusal is not None:
         return refusal
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > surface.max_body:
-            return _too_large(surface)
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > surface.max_body:
+                    return _too_large(surface)
+    except TimeoutError:
+        return _problem(408, f"the body did not arrive within {_BODY_SECONDS:g}s")
+    except ClientDisconnect:
+        return _problem(400, "the sender went away")
     return await run_in_threadpool(_record, surface, bytes(body))
 
 
@@ -155,6 +163,9 @@ def _record(surface: Surface, body: bytes) -> Response:
     if surface.halted_start and journal.settings.stop() is Stop.HALT:
         return _problem(503, "started while halted; `tocsin-remediator unfreeze` ends that")
     count = journal.inbox.record(notification, surface.context.now())
+    if notification.truncated:
+        # What was left out is fetched; absent from this notice is not resolved.
+        journal.settings.set("refetch", "yes")
     surface.wake()
     return JSONResponse({"recorded": count, "truncated": notification.truncated})
 
