@@ -241,12 +241,14 @@ class MetricsServer:
     """
     Serves *registry* on *host*:*port* ("" for all addresses, port 0 for any free one).
 
+    Every *poll* seconds it looks for late clients and whether it shall stop.
+
     Raises:
         ConfigError: The address cannot be bound.
 
     """
 
-    def __init__(self, host: str, port: int, registry: Registry, node: str) -> None:
+    def __init__(self, host: str, port: int, registry: Registry, node: str, *, poll: float = 0.5) -> None:
         try:
             self._server = _Server((host, port), registry, node)
         except (OSError, OverflowError) as err:
@@ -254,7 +256,7 @@ class MetricsServer:
                 f"--web.listen-address: cannot listen on {host or '*'}:{port}: {err}; choose another address"
             ) from err
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="http", daemon=True
+            target=self._server.serve_forever, kwargs={"poll_interval": poll}, name="http", daemon=True
         )
 
     @property

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from tests.exporter.support import Processes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -37,7 +37,30 @@ class Processes:
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
         # Fields of proc(5), counted from 1: 3 state, 4 ppid, 5 pgrp, 9 flags, 14/15 times, 22 start, 24 rss.
-        fields = [state, parent, group or pid, pid, 0, -1, flags, 0, 0, 0, 0, 250, 50, 0, 0, 20, 0, 4, 0, start, 0, 100]
+        fields = [
+            state,
+            parent,
+            group or pid,
+            pid,
+            0,
+            -1,
+            flags,
+            0,
+            0,
+            0,
+            0,
+            250,
+            50,
+            0,
+            0,
+            20,
+            0,
+            4,
+            0,
+            start,
+            0,
+            100,
+        ]
         (folder / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))} 0 0\n")
         (folder / "cgroup").write_text(cgroup)
         (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in command))

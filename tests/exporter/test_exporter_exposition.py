@@ -40,7 +40,13 @@ def values(families: list[Metric]) -> dict[tuple[str, tuple[tuple[str, str], ...
 def test_both_formats_carry_the_same_series() -> None:
     """Text format and OpenMetrics of the whole table parse, and hold the same values."""
     text = values(list(parse_text(render(one_of_each()))))
-    openmetrics = values(list(parse_openmetrics(render(one_of_each(), openmetrics=True))))
+    openmetrics = values(
+        list(
+            parse_openmetrics(  # type: ignore[no-untyped-call]
+                render(one_of_each(), openmetrics=True)
+            )
+        )
+    )
 
     assert text == openmetrics
     assert {sample.family for sample in one_of_each()} <= {
@@ -92,19 +98,31 @@ def test_a_series_is_exposed_once() -> None:
     dropped = DroppedLabels()
     exposition = Exposition("gpu-001", Tier.DEEP, dropped)
 
-    text = exposition.render([Sample("tocsin_host_load1", (), 1), Sample("tocsin_host_load1", (), 2)], openmetrics=False)
+    text = exposition.render(
+        [Sample("tocsin_host_load1", (), 1), Sample("tocsin_host_load1", (), 2)], openmetrics=False
+    )
 
-    assert ['tocsin_host_load1{node="gpu-001"} 1'] == [line for line in text.splitlines() if line.startswith("tocsin")]
+    assert ['tocsin_host_load1{node="gpu-001"} 1'] == [
+        line for line in text.splitlines() if line.startswith("tocsin")
+    ]
     assert 1 == dropped.counts()["duplicate"]
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (0.1, "0.1"), (2**53 + 1, "9007199254740993")],
+    [
+        (math.nan, "NaN"),
+        (math.inf, "+Inf"),
+        (-math.inf, "-Inf"),
+        (0.1, "0.1"),
+        (2**53 + 1, "9007199254740993"),
+    ],
 )
 def test_numbers_are_written_as_prometheus_reads_them(value: float, expected: str) -> None:
     """Special values and large counts keep their value."""
-    assert f'tocsin_host_load1{{node="gpu-001"}} {expected}' in render([Sample("tocsin_host_load1", (), value)])
+    assert f'tocsin_host_load1{{node="gpu-001"}} {expected}' in render(
+        [Sample("tocsin_host_load1", (), value)]
+    )
 
 
 def test_histogram_buckets_are_cumulative() -> None:
@@ -114,9 +132,13 @@ def test_histogram_buckets_are_cumulative() -> None:
 
     lines = [line for line in render([sample]).splitlines() if not line.startswith("#")]
 
-    assert f'{row.name}_bucket{{node="gpu-001",job_id="j",rank="0",le="+Inf"}} {len(row.buckets) + 1}' in lines
+    assert (
+        f'{row.name}_bucket{{node="gpu-001",job_id="j",rank="0",le="+Inf"}} {len(row.buckets) + 1}' in lines
+    )
     assert f'{row.name}_count{{node="gpu-001",job_id="j",rank="0"}} {len(row.buckets) + 1}' in lines
-    assert [int(line.split()[-1]) for line in lines if "_bucket" in line] == list(range(1, len(row.buckets) + 2))
+    assert [int(line.split()[-1]) for line in lines if "_bucket" in line] == list(
+        range(1, len(row.buckets) + 2)
+    )
 
 
 def test_a_tier_serves_what_it_names() -> None:
@@ -135,6 +157,8 @@ def test_a_tier_serves_what_it_names() -> None:
 
 def test_promtool_finds_nothing_to_say(promtool: str) -> None:
     """`promtool check metrics` is clean on a scrape with every family."""
-    done = subprocess.run([promtool, "check", "metrics"], input=render(one_of_each()), text=True, capture_output=True)
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=render(one_of_each()), text=True, capture_output=True
+    )
 
     assert (0, "", "") == (done.returncode, done.stdout, done.stderr)

@@ -56,9 +56,15 @@ def mistyped() -> Iterator[AnySample]:
     yield HistogramSample("tocsin_host_load1", (), (1, 2), 3.0)
 
 
-def scrape(*collectors: Stub, wall: Callable[[], float] = lambda: 100.0, disabled: tuple[str, ...] = ()) -> list[str]:
+def scrape(
+    *collectors: Stub, wall: Callable[[], float] = lambda: 100.0, disabled: tuple[str, ...] = ()
+) -> list[str]:
     registry = CollectorSet(
-        collectors, Exposition("n1", Tier.DEEP, DroppedLabels()), wall=wall, clock=lambda: 0.0, disabled=disabled
+        collectors,
+        Exposition("n1", Tier.DEEP, DroppedLabels()),
+        wall=wall,
+        clock=lambda: 0.0,
+        disabled=disabled,
     )
     return [line for line in registry.scrape().splitlines() if not line.startswith("#")]
 

@@ -1,5 +1,6 @@
 """Which job and rank a process belongs to, from recorded cgroups and environments."""
 
+# ruff: noqa: E501 - one case, one line
 from __future__ import annotations
 
 import pytest
@@ -168,7 +169,7 @@ def test_pod_owner(pod: str, owner: str) -> None:
 @pytest.mark.parametrize("text", ["", "slurm", "slurm/", "pbs/1", "/1"])
 def test_what_is_no_job_id(text: str) -> None:
     """A job id has a known allocator and a name."""
-    with pytest.raises(ValueError, match="job id|allocator"):
+    with pytest.raises(ValueError, match=r"job id|allocator"):
         jobid.parse(text)
 
 

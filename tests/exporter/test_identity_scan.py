@@ -32,7 +32,9 @@ def rank(number: int, job: str = "demo", **more: str) -> dict[str, str]:
 
 
 def resolver(processes: Processes, clock: Clock, only: tuple[str, str] | None = None) -> Resolver:
-    return Resolver(processes.root, ErrorCounter(), only, pods=processes.root / "pods", clock=clock, wall=clock)
+    return Resolver(
+        processes.root, ErrorCounter(), only, pods=processes.root / "pods", clock=clock, wall=clock
+    )
 
 
 def ranks(view: Resolver) -> dict[int, str]:
@@ -41,7 +43,9 @@ def ranks(view: Resolver) -> dict[int, str]:
 
 def test_the_rank_is_the_process_above_its_helpers(processes: Processes) -> None:
     """Agent and data loaders carry the job's environment; only the rank itself counts."""
-    processes.add(10, name="torchrun", command=("torchrun", "train.py"), environ={"TORCHELASTIC_RUN_ID": "demo"})
+    processes.add(
+        10, name="torchrun", command=("torchrun", "train.py"), environ={"TORCHELASTIC_RUN_ID": "demo"}
+    )
     processes.add(11, parent=10, start=20, environ=rank(0))
     processes.add(12, parent=10, start=21, environ=rank(1))
     processes.add(13, parent=11, start=30, environ=rank(0), name="pt_data_worker")
@@ -259,7 +263,9 @@ def test_a_real_process_is_seen_to_end() -> None:
         end = time.monotonic() + 5
         while view.by_pid(child.pid) is None and time.monotonic() < end:
             time.sleep(0.05)
-        assert [child.pid] == [who.pid for who in view.living() if who.job_id == f"torchrun/real-{os.getpid()}"]
+        assert [child.pid] == [
+            who.pid for who in view.living() if who.job_id == f"torchrun/real-{os.getpid()}"
+        ]
         child.send_signal(signal.SIGKILL)
         while not view.departed() and time.monotonic() < end:
             time.sleep(0.02)

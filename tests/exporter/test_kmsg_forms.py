@@ -1,5 +1,6 @@
 """Forms in which the kernel log speaks of devices."""
 
+# ruff: noqa: E501 - one case, one line
 from __future__ import annotations
 
 import json
@@ -24,19 +25,35 @@ def events(*lines: str) -> list[Fields]:
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param("3,901,100,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", id="raw record"),
-        pytest.param("3,901,100,-,caller=T12;NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="raw record with caller"),
+        pytest.param(
+            "3,901,100,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", id="raw record"
+        ),
+        pytest.param(
+            "3,901,100,-,caller=T12;NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="raw record with caller"
+        ),
         pytest.param("[   12.345678] NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg"),
-        pytest.param("[   12.345678][ T1234] NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg with caller"),
+        pytest.param(
+            "[   12.345678][ T1234] NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg with caller"
+        ),
         pytest.param("[Mon Nov 30 10:00:00 2026] NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg -T"),
-        pytest.param("2026-11-30T10:00:00,123456+00:00 NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg ISO"),
+        pytest.param(
+            "2026-11-30T10:00:00,123456+00:00 NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg ISO"
+        ),
         pytest.param("kern  :err   : [   12.3] NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg -x"),
         pytest.param("<3>[   12.345678] NVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg -r"),
-        pytest.param("\x1b[32m[   12.345678] \x1b[0mNVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg in colour"),
+        pytest.param(
+            "\x1b[32m[   12.345678] \x1b[0mNVRM: Xid (PCI:0000:3b:00): 79, GPU lost", id="dmesg in colour"
+        ),
         pytest.param("Nov  3 10:00:00 gpu-001 kernel: [12.3] NVRM: Xid (PCI:0000:3b:00): 79, x", id="syslog"),
-        pytest.param("2026-11-30T10:00:00.1+00:00 gpu-001 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x", id="syslog ISO"),
-        pytest.param("<3>1 2026-11-30T10:00:00Z gpu-001 kernel - - - NVRM: Xid (PCI:0000:3b:00): 79, x", id="RFC 5424"),
-        pytest.param("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU lost", id="no prefix"),
+        pytest.param(
+            "2026-11-30T10:00:00.1+00:00 gpu-001 kernel: NVRM: Xid (PCI:0000:3b:00): 79, x", id="syslog ISO"
+        ),
+        pytest.param(
+            "<3>1 2026-11-30T10:00:00Z gpu-001 kernel - - - NVRM: Xid (PCI:0000:3b:00): 79, x", id="RFC 5424"
+        ),
+        pytest.param(
+            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU lost", id="no prefix"
+        ),
         pytest.param("NVRM: Xid (PCI:00000000:3B:00.0): 79, GPU lost", id="long domain, capitals, function"),
         pytest.param("NVRM: Xid (0000:3b:00): 79, GPU lost", id="old form without PCI:"),
     ],
@@ -149,11 +166,23 @@ def test_kinds(line: str, expected: Fields) -> None:
     [
         pytest.param("14,902,100,-;NVRM: Xid (PCI:0000:3b:00): 79, forged", id="raw record of facility user"),
         pytest.param("<14>[   1.0] NVRM: Xid (PCI:0000:3b:00): 79, forged", id="dmesg -r of facility user"),
-        pytest.param("user  :notice: [   1.0] NVRM: Xid (PCI:0000:3b:00): 79, forged", id="dmesg -x of facility user"),
-        pytest.param("Nov 30 10:00:00 gpu-001 job[77]: NVRM: Xid (PCI:0000:3b:00): 79, forged", id="syslog of a program"),
-        pytest.param("<14>1 2026-11-30T10:00:00Z h job 7 - - NVRM: Xid (PCI:0000:3b:00): 79, x", id="RFC 5424 of a program"),
-        pytest.param("usb 1-1: product: NVRM: Xid (PCI:0000:3b:00): 79, forged", id="a device that calls itself so"),
-        pytest.param("nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Data {0x50610001, 0x0}", id="SXid data"),
+        pytest.param(
+            "user  :notice: [   1.0] NVRM: Xid (PCI:0000:3b:00): 79, forged", id="dmesg -x of facility user"
+        ),
+        pytest.param(
+            "Nov 30 10:00:00 gpu-001 job[77]: NVRM: Xid (PCI:0000:3b:00): 79, forged",
+            id="syslog of a program",
+        ),
+        pytest.param(
+            "<14>1 2026-11-30T10:00:00Z h job 7 - - NVRM: Xid (PCI:0000:3b:00): 79, x",
+            id="RFC 5424 of a program",
+        ),
+        pytest.param(
+            "usb 1-1: product: NVRM: Xid (PCI:0000:3b:00): 79, forged", id="a device that calls itself so"
+        ),
+        pytest.param(
+            "nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Data {0x50610001, 0x0}", id="SXid data"
+        ),
         pytest.param(" SUBSYSTEM=pci", id="dictionary line"),
         pytest.param("NVRM: Xid (PCI:0000:66:00): abc, pid=2280636", id="a code that is no number"),
         pytest.param("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.172.08", id="driver start"),
@@ -230,14 +259,31 @@ def test_settled_classes(code: int, expected: str) -> None:
 @pytest.mark.parametrize(
     ("code", "detail", "expected"),
     [
-        pytest.param(145, "RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000004 0x00000080)", "reset", id="remap fatal"),
-        pytest.param(145, "RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000004 0x00000100)", "info", id="remap harmless"),
-        pytest.param(145, "RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000004 0x00000001)", "check", id="follows 154"),
-        pytest.param(149, "NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004505c6 0x00000000)", "reset", id="link down"),
-        pytest.param(149, "NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x026005c6 0x00000000)", "info", id="link down, harmless"),
+        pytest.param(
+            145, "RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000004 0x00000080)", "reset", id="remap fatal"
+        ),
+        pytest.param(
+            145, "RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000004 0x00000100)", "info", id="remap harmless"
+        ),
+        pytest.param(
+            145, "RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000004 0x00000001)", "check", id="follows 154"
+        ),
+        pytest.param(
+            149, "NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004505c6 0x00000000)", "reset", id="link down"
+        ),
+        pytest.param(
+            149,
+            "NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x026005c6 0x00000000)",
+            "info",
+            id="link down, harmless",
+        ),
         pytest.param(144, "SAW_MVB", "check", id="without registers"),
-        pytest.param(74, "NVLink: fatal error on link 4(0x10000, 0x0, 0x0, 0x0)", "reset", id="Hopper hardware bit"),
-        pytest.param(74, "NVLink: fatal error on link 4(0x100000, 0x0, 0x0)", "sympathetic", id="the other end"),
+        pytest.param(
+            74, "NVLink: fatal error on link 4(0x10000, 0x0, 0x0, 0x0)", "reset", id="Hopper hardware bit"
+        ),
+        pytest.param(
+            74, "NVLink: fatal error on link 4(0x100000, 0x0, 0x0)", "sympathetic", id="the other end"
+        ),
         pytest.param(74, "NVLink: fatal error on link 4(0x1, 0x0, 0x0)", "info", id="Hopper harmless bit"),
     ],
 )

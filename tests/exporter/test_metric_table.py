@@ -12,7 +12,9 @@ from tocsin_exporter.metrics.family import DEVICE, JOB_DEVICE, JOB_PORT
 ROWS = tuple(FAMILIES.values())
 UNITS = ("seconds", "bytes", "ratio", "watts", "joules", "celsius", "hertz", "")
 # Dividing by one unit leaves a rate; these are the names that end in one and carry no unit of their own.
-SCALED = re.compile(r"_(milli|micro|nano|kilo|mega|giga|kib|mib|gib|mb|gb|ms|us|ns|percent|fahrenheit|mhz)(_|$)")
+SCALED = re.compile(
+    r"_(milli|micro|nano|kilo|mega|giga|kib|mib|gib|mb|gb|ms|us|ns|percent|fahrenheit|mhz)(_|$)"
+)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

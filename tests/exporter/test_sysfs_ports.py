@@ -1,0 +1,114 @@
+"""Ports from recorded sysfs trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tocsin_exporter.sources.latest import ErrorCounter
+from tocsin_exporter.sources.sysfs import distance, read_ports
+
+STATE = {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
+
+
+def tree(
+    root: Path, *, counters: dict[str, str], hw: dict[str, str] | None = None, device: str = "mlx5_0"
+) -> Path:
+    here = root / "class/infiniband" / device / "ports/1"
+    for folder, files in (("", STATE), ("counters", counters), ("hw_counters", hw or {})):
+        (here / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (here / folder / name).write_text(text + "\n")
+    return here
+
+
+def test_data_counters_are_words_of_four_octets(tmp_path: Path) -> None:
+    """The traffic counters are bytes, the others counts, the rate bytes per second."""
+    tree(
+        tmp_path,
+        counters={"port_rcv_data": "1000", "port_xmit_data": "5", "symbol_error": "7", "link_downed": "2"},
+    )
+    (port,) = read_ports(tmp_path, ErrorCounter())
+
+    assert (4000.0, 20.0) == (
+        port.counters[("receive_bytes_total", ())],
+        port.counters[("transmit_bytes_total", ())],
+    )
+    assert 7.0 == port.counters[("errors_total", ("symbol_error",))]
+    assert 2.0 == port.counters[("link_downed_total", ())]
+    assert (True, 5e10, "mlx5_0/1") == (port.active, port.rate, port.name)
+
+
+def test_missing_files_are_gaps_and_no_errors(tmp_path: Path) -> None:
+    """A port without counters/ (soft RoCE) is served with what it has."""
+    tree(tmp_path, counters={}, hw={"packet_seq_err": "3"})
+    errors = ErrorCounter()
+    (port,) = read_ports(tmp_path, errors)
+
+    assert {("errors_total", ("packet_seq_err",)): 3.0} == port.counters
+    assert {} == errors.counts()
+
+
+def test_an_unreadable_file_is_a_gap_and_a_count(tmp_path: Path) -> None:
+    """A file that cannot be read costs its own value and is counted by its name."""
+    here = tree(tmp_path, counters={"symbol_error": "1", "port_rcv_errors": "2"})
+    (here / "counters/VL15_dropped").mkdir()
+    errors = ErrorCounter()
+    (port,) = read_ports(tmp_path, errors)
+
+    assert 1.0 == port.counters[("errors_total", ("symbol_error",))]
+    assert ("errors_total", ("VL15_dropped",)) not in port.counters
+    assert {("sysfs", "VL15_dropped"): 1} == errors.counts()
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        pytest.param("N/A (no PMA)", False, id="firmware without the counter"),
+        pytest.param("", False, id="empty"),
+        pytest.param("0x12", True, id="another form"),
+        pytest.param("-1", True, id="negative"),
+    ],
+)
+def test_a_value_that_is_no_count_is_absent(tmp_path: Path, text: str, counted: bool) -> None:
+    """What is no number is never a 0."""
+    tree(tmp_path, counters={"symbol_error": text})
+    errors = ErrorCounter()
+    (port,) = read_ports(tmp_path, errors)
+
+    assert {} == port.counters
+    assert counted == bool(errors.counts())
+
+
+def test_a_node_without_adapters_has_no_ports(tmp_path: Path) -> None:
+    """No class folder is no fault."""
+    errors = ErrorCounter()
+
+    assert () == read_ports(tmp_path, errors)
+    assert {} == errors.counts()
+
+
+def test_a_port_that_is_down_is_not_active(tmp_path: Path) -> None:
+    """Only the logical state ACTIVE counts."""
+    here = tree(tmp_path, counters={})
+    (here / "state").write_text("2: INIT\n")
+
+    assert [False] == [port.active for port in read_ports(tmp_path, ErrorCounter())]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        pytest.param((("r", "s", "a"), 0), (("r", "s", "b"), 0), 2, id="one switch"),
+        pytest.param((("r", "s", "a"), 0), (("r", "t", "b"), 0), 4, id="one root port"),
+        pytest.param((("r",), 0), (("q",), 0), 100, id="one NUMA node"),
+        pytest.param((("r",), 0), (("q",), 1), 200, id="two NUMA nodes"),
+        pytest.param((("r",), -1), (("q",), 0), None, id="nothing known"),
+    ],
+)
+def test_distance(
+    one: tuple[tuple[str, ...], int], other: tuple[tuple[str, ...], int], expected: int | None
+) -> None:
+    """Devices below one switch are nearer than those of one NUMA node."""
+    assert expected == distance(one, other)
