@@ -44,7 +44,7 @@ _TABLE: tuple[_Row, ...] = (
     ),
     _row(
         "successfully loaded checkpoint",
-        r"successfully loaded checkpoint(?:.*\bat iteration\s+(?P<step>\d+))?",
+        r"successfully loaded checkpoint(?:.{0,400}\bat iteration\s+(?P<step>\d+))?",
         "resume",
         "megatron",
     ),
@@ -67,24 +67,27 @@ _TABLE: tuple[_Row, ...] = (
     ),
     _row("OVERFLOW!", r"\[deepspeed\] OVERFLOW! Rank (?P<rank>\d+) Skipping step", "overflow", "deepspeed"),
     _row("Skipping step", r"OVERFLOW! Rank (?P<rank>\d+) Skipping step", "overflow", "deepspeed"),
-    _row("verflow", r"[Oo]verflow(?: detected)?[.,!]? Skipping step", "overflow"),
+    _row("verflow", r"[Oo]verflow(?: detected)?[.,!]?\s+Skipping step", "overflow"),
     # torchtitan
     _row("Saving the checkpoint", r"^Saving the checkpoint\b", "checkpoint_start", "torchtitan"),
     _row(
         "Finished saving the checkpoint",
-        r"Finished saving the checkpoint.* in (?P<seconds>[\d.]+) seconds",
+        r"Finished saving the checkpoint.{0,400} in (?P<seconds>[\d.]+) seconds",
         "checkpoint_end",
         "torchtitan",
     ),
     _row(
         "Finished loading the checkpoint",
-        r"Finished loading the checkpoint.* in [\d.]+ seconds",
+        r"Finished loading the checkpoint.{0,400} in [\d.]+ seconds",
         "resume",
         "torchtitan",
     ),
     _row("Training starts at step", r"^Training starts at step", "phase:train", "torchtitan"),
     _row(
-        "with torch.compile", r"^(?:Compiling|Compiled) .* with torch\.compile", "phase:compile", "torchtitan"
+        "with torch.compile",
+        r"^(?:Compiling|Compiled) .{0,400} with torch\.compile",
+        "phase:compile",
+        "torchtitan",
     ),
     # nanoGPT
     _row("saving checkpoint to", r"^saving checkpoint to \S", "checkpoint_start", "nanogpt"),
@@ -102,12 +105,14 @@ _TABLE: tuple[_Row, ...] = (
     _row("Continuing training from global step", r"from global step (?P<step>\d+)", "resume", "hf"),
     _row(
         "Resuming",
-        r"^Resum(?:ing|ed) (?:training )?from (?:the )?checkpoint.*?(?:checkpoint-(?P<step>\d+))?/?$",
+        r"^Resum(?:ing|ed) (?:training )?from (?:the )?checkpoint.{0,400}?(?:checkpoint-(?P<step>\d+))?/?$",
         "resume",
     ),
     # Lightning
     _row("Restored all states from", r"^Restored all states from the checkpoint", "resume", "lightning"),
-    _row("Trainer.fit", r"`?Trainer\.fit`? stopped: `?max_\w+=.* reached", "phase:finished", "lightning"),
+    _row(
+        "Trainer.fit", r"`?Trainer\.fit`? stopped: `?max_\w+=.{0,400} reached", "phase:finished", "lightning"
+    ),
     # mmengine
     _row(
         "Saving checkpoint at",
@@ -119,12 +124,12 @@ _TABLE: tuple[_Row, ...] = (
         "Saving checkpoint at", r"Saving checkpoint at (?P<epoch>\d+) epochs", "checkpoint_start", "mmengine"
     ),
     # common wordings
-    _row("aving checkpoint", rf"^\s*[Ss]aving checkpoint\b(?:.*?{_AT})?", "checkpoint_start"),
-    _row("aved checkpoint", rf"^\s*[Ss]aved checkpoint\b(?:.*?{_AT})?", "checkpoint_end"),
+    _row("aving checkpoint", rf"^\s*[Ss]aving checkpoint\b(?:.{{0,400}}?{_AT})?", "checkpoint_start"),
+    _row("aved checkpoint", rf"^\s*[Ss]aved checkpoint\b(?:.{{0,400}}?{_AT})?", "checkpoint_end"),
     _row(
         "heckpoint saved",
-        r"^\s*[Cc]heckpoint saved\b(?:.*?(?:step|iteration)[ _=:-]*(?P<step>\d+))?"
-        r"(?:.* in (?P<seconds>[\d.]+) ?s(?:econds)?\b)?",
+        r"^\s*[Cc]heckpoint saved\b(?:.{0,400}?(?:step|iteration)[ _=:-]*(?P<step>\d+))?"
+        r"(?:.{0,400} in (?P<seconds>[\d.]+) ?s(?:econds)?\b)?",
         "checkpoint_end",
     ),
     _row("training", r"^\s*Start(?:ing)? training(?: loop| run)?[.!]*$", "phase:train"),

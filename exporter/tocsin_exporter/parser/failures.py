@@ -12,7 +12,8 @@ __all__ = ["failure", "transport"]
 
 _OOM = re.compile(
     r"\bOutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|HIP out of memory"
-    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED: (?:Out of memory|.*[Aa]llocat)"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|RESOURCE_EXHAUSTED: (?:Out of memory|.{0,400}[Aa]llocat)"
     r"|OOM when allocating tensor"
 )
 _WATCHDOG = re.compile(
@@ -23,9 +24,9 @@ _BACKEND = re.compile(
     r"\bDistBackendError\b|\bNCCL (?:[Ee]rror\b|[Bb]ackend [Ee]rror)|"
     r"\bnccl(?:Unhandled|System|Internal|Remote)\w*Error"
     r"|\bncclInvalid(?:Usage|Argument)\b|NCCL communicator was aborted"
-    r"|gloo/transport/\S+.*(?:[Cc]onnection|[Tt]imed out)"
-    r"|ProcessGroupGloo.*(?:error|timeout)"
-    r"|NCCL WARN .*(?:[Ff]ail|[Ee]rror|[Tt]imeout|closed by remote|unhandled)"
+    r"|gloo/transport/.{0,200}(?:[Cc]onnection|[Tt]imed out)"
+    r"|ProcessGroupGloo.{0,400}(?:error|timeout)"
+    r"|NCCL WARN .{0,200}(?:[Ff]ail|[Ee]rror|[Tt]imeout|closed by remote|unhandled)"
 )
 _RANK = re.compile(r"\b[Rr]ank (\d{1,6})\b")
 _FINAL = re.compile(r"^([A-Za-z_][\w.]*)(?::\s|:?$)")
@@ -76,8 +77,8 @@ def _kind(text: str) -> str | None:
     return None
 
 
-_NETWORK = re.compile(r"NCCL INFO (?:.*: )?Using network (\S.*)$")
-_CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? ?: .*?-> .*?\bvia (\S.*)$")
+_NETWORK = re.compile(r"NCCL INFO (?:.{0,400}: )?Using network (\S.{0,400})$")
+_CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? ?: .{0,400}?-> .{0,400}?\bvia (\S.{0,400})$")
 _PATHS = (("P2P", "p2p"), ("SHM", "shm"), ("NVLS", "nvls"))
 
 

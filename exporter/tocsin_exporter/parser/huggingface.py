@@ -19,8 +19,6 @@ _TRL = (
     "completions/mean_length",
     "rewards/chosen",
 )
-# Longer lines are dumps of configurations or of datasets.
-_LONGEST = 16384
 
 
 def huggingface(line: Line, context: Context) -> Event | None:
@@ -32,7 +30,7 @@ def huggingface(line: Line, context: Context) -> Event | None:
     """
     text = line.text
     start = text.find("{")
-    if start < 0 or len(text) > _LONGEST or "}" not in text or ("oss" not in text and "_runtime" not in text):
+    if start < 0 or "}" not in text or ("oss" not in text and "_runtime" not in text):
         return None
     fields = pairs(text[start:])
     if "train_runtime" in fields:

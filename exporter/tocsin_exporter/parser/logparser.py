@@ -30,6 +30,9 @@ _RECOGNIZERS: tuple[Callable[[Line, Context], Event | None], ...] = (
     plain,
 )
 
+# No record is longer; patterns look no further, so that a hostile line costs little.
+_LONGEST_RECORD = 16384
+
 # Ranks that share one stream have a memory each; a stream that names more is no log of ours.
 _MOST_RANKS = 4096
 
@@ -45,6 +48,8 @@ class LogParser:
         """Yield the events that *raw*, one line, completes; a record over several lines comes late."""
         self._number += 1
         line = clean(raw, self._number)
+        if len(line.text) > _LONGEST_RECORD:
+            line = replace(line, text=line.text[:_LONGEST_RECORD])
         key = (line.rank, line.local_rank)
         context = self._contexts.get(key)
         if context is None:

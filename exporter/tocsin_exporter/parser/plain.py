@@ -65,7 +65,7 @@ def _milliseconds(text: str, fields: Fields) -> dict[str, float | int | str | No
 
 
 def _fairseq(text: str, fields: Fields) -> dict[str, float | int | str | None]:
-    found = dict(re.findall(r"(\w+)=([^,\s]+)", text))
+    found = dict(re.findall(r"\b(\w+)=([^,\s]+)", text))
     found.update(re.findall(r'"(\w+)": "?([^",}]+)', text))
     rate = number(found.get("wps"))
     speed = number(found.get("ups"))
@@ -80,7 +80,7 @@ def _fairseq(text: str, fields: Fields) -> dict[str, float | int | str | None]:
     }
 
 
-_SPACED = re.compile(rf"(\w+):\s+({NUMBER})")
+_SPACED = re.compile(rf"\b(\w+):\s+({NUMBER})")
 
 
 def _spaced(text: str, fields: Fields) -> dict[str, float | int | str | None]:
@@ -97,18 +97,18 @@ def _spaced(text: str, fields: Fields) -> dict[str, float | int | str | None]:
 _TABLE: tuple[_Row, ...] = (
     _Row(
         "torchtitan",
-        "tps:",
-        _compile(
-            r"\bstep:\s*NUM(step)\s+loss:\s*NUM(loss)(?:\s+grad_norm:\s*NUM(grad_norm))?.*?"
-            r"\btps:\s*NUM(tokens_per_second)(?:\s+tflops:\s*NUM(tflops))?"
-        ),
-        per="gpu",
-    ),
-    _Row(
-        "torchtitan",
         "validate step:",
         _compile(r"validate step:\s*NUM(step)\s+loss:\s*NUM(loss)"),
         event="eval",
+    ),
+    _Row(
+        "torchtitan",
+        "tps:",
+        _compile(
+            r"\bstep:\s*NUM(step)\s+loss:\s*NUM(loss)(?:\s+grad_norm:\s*NUM(grad_norm))?.{0,400}?"
+            r"\btps:\s*NUM(tokens_per_second)(?:\s+tflops:\s*NUM(tflops))?"
+        ),
+        per="gpu",
     ),
     _Row(
         "nanogpt",
@@ -124,7 +124,7 @@ _TABLE: tuple[_Row, ...] = (
         "completed step",
         _compile(
             r"completed step: NUM(step)(?:, seconds: NUM(step_seconds))?(?:, TFLOP/s/device: NUM(tflops))?"
-            r"(?:, Tokens/s/device: NUM(tokens_per_second))?.*?\bloss: NUM(loss)"
+            r"(?:, Tokens/s/device: NUM(tokens_per_second))?.{0,400}?\bloss: NUM(loss)"
         ),
         per="gpu",
     ),
@@ -172,7 +172,7 @@ _TABLE: tuple[_Row, ...] = (
     _Row(
         "detectron2",
         "total_loss:",
-        _compile(r"\beta: \S.*?\biter: NUM(step)\s+total_loss: NUM(loss)"),
+        _compile(r"\beta: \S.{0,400}?\biter: NUM(step)\s+total_loss: NUM(loss)"),
         more=_spaced,
     ),
     _Row(
@@ -185,7 +185,7 @@ _TABLE: tuple[_Row, ...] = (
         "fairseq",
         "valid on",
         _compile(
-            r"epoch NUM(epoch) \| valid on '[^']*' subset \| loss NUM(loss)(?:.*num_updates NUM(step))?"
+            r"epoch NUM(epoch) \| valid on '[^']*' subset \| loss NUM(loss)(?:.{0,400}num_updates NUM(step))?"
         ),
         event="eval",
     ),
@@ -194,7 +194,7 @@ _TABLE: tuple[_Row, ...] = (
         "| loss",
         _compile(
             r"^step\s+NUM(step)/NUM(total_steps) \| loss NUM(loss)[^|]*\| norm NUM(grad_norm)[^|]*"
-            r"\| lr NUM(learning_rate) \| (?P<took>[\d.]+ ms)(?:.*\| NUM(tokens_per_second) tok/s)?"
+            r"\| lr NUM(learning_rate) \| (?P<took>[\d.]+ ms)(?:.{0,400}\| NUM(tokens_per_second) tok/s)?"
         ),
         per="job",
         more=_milliseconds,
