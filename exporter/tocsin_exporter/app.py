@@ -78,7 +78,8 @@ class App:
         """Wait until every source has read once, well or badly, or *timeout* seconds have passed."""
         end = time.monotonic() + timeout
         for source in (self.nvml, self.kmsg, self.fabric, self.host):
-            source.wait_first(max(0.0, end - time.monotonic()))
+            if source in self.parts:
+                source.wait_first(max(0.0, end - time.monotonic()))
 
     def read_again(self) -> None:
         """Read the devices a second time: activity is a mean between two readings."""
@@ -167,6 +168,7 @@ def build(config: Config) -> App:
         sysfs=config.sysfs,
     )
     kmsg.resume(attribution.cursor)
+    nvml.remember(attribution.known_devices())
 
     def devices_read(reading: NvmlReading) -> None:
         gpus: dict[int, tuple[int, ...]] = {}
@@ -207,7 +209,14 @@ def build(config: Config) -> App:
         own=own,
         disabled=[collector.name for collector in all_collectors if collector.name not in wanted],
     )
-    parts: list[_Part] = [nvml, kmsg, fabric_source, host_source]
+    # What only a collector that is off would read is not read; ports need the devices for their holders.
+    polled = (
+        (nvml, {"gpu", "gpu_events", "pcie", "fabric"}),
+        (kmsg, {"gpu_events"}),
+        (fabric_source, {"fabric"}),
+        (host_source, {"host"}),
+    )
+    parts: list[_Part] = [source for source, readers in polled if readers & wanted]
     if "exits" in wanted:
         # Before the probes, or their first news find nobody.
         parts.append(exit_facts)

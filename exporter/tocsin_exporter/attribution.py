@@ -153,6 +153,17 @@ class Attribution:
         """Return what was last made durable."""
         return self._published
 
+    def known_devices(self) -> tuple[Device, ...]:
+        """Return the devices that were there before a restart in this boot, with their identity only."""
+        with self._lock:
+            if self._restored_at is None:
+                return ()
+            return tuple(
+                Device(gpu=entry.gpu, uuid=entry.uuid, mig=entry.mig, pci=address)
+                for address, entry in self._logs.items()
+                if entry.uuid
+            )
+
     # what comes in
 
     def on_reading(self, reading: NvmlReading) -> None:

@@ -383,3 +383,15 @@ def test_without_a_topology_all_active_ports_are_the_jobs() -> None:
     node.ledger.on_ports((port("mlx5_0/1", (), 0.0), port("mlx5_1/1", (), 0.0, active=False)))
 
     assert ["mlx5_0/1"] == [each.port for each in node.ledger.published().ports]
+
+
+def test_devices_of_before_a_restart_are_remembered(tmp_path: Path) -> None:
+    """A device that was there is known by its identity, so that its absence can be told."""
+    state = tmp_path / "state.json"
+    node = Node(state)
+    node.read()
+    node.xid(1)
+
+    (known,) = restarted(node, state).ledger.known_devices()
+
+    assert ("0", "GPU-a", PCI) == (known.gpu, known.uuid, known.pci)

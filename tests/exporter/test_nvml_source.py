@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.nvml import NvmlSource, pci_address
+from tocsin_exporter.sources.nvml import Device, NvmlSource, pci_address
 from tocsin_lab.sim.layout import Node
 from tocsin_lab.sim.node import NodePaths, create_node
 
@@ -257,3 +257,14 @@ def test_a_child_that_breaks_is_replaced(start: Callable[..., NvmlSource], scrip
 def test_pci_addresses_have_one_form(text: str, expected: str) -> None:
     """Driver and kernel log name a device alike."""
     assert expected == pci_address(text)
+
+
+def test_a_device_of_before_a_restart_that_does_not_return_is_missing(start: Callable[..., NvmlSource]) -> None:
+    """What was there before the exporter's restart is judged with the first answer of the driver."""
+    source = start(command=scripted('device(0)\nsend({"end": {"count": 1}})'))
+    source.remember((Device(gpu="0", uuid="GPU-0"), Device(gpu="1", uuid="GPU-1")))
+    before = source.devices()
+    source.read_once()
+
+    assert () == before
+    assert [(True, ""), (False, "missing")] == [(device.up, device.reason) for device in source.devices()]

@@ -137,6 +137,8 @@ class Resolver:
         self._usage: dict[int, Usage] = {}
         self._departed: deque[tuple[ProcessIdentity, float]] = deque(maxlen=_MOST_DEPARTED)
         self._listeners: list[tuple[ProcessListener, ProcessListener]] = []
+        # Held while listeners are told, so that none hears of a process's end before its arrival.
+        self._telling = threading.RLock()
         self._conflicts: Counter[str] = Counter({"job": 0, "rank": 0, "gpu": 0})
         self._disputed: set[tuple[int, int, str]] = set()
         self._gpus_of: dict[int, tuple[int, ...]] = {}
@@ -182,11 +184,12 @@ class Resolver:
         *left* also hears of a process that turned out to be a wrapper of the rank; only what
         ended is in ``departed()``.
         """
-        with self._lock:
-            self._listeners.append((arrived, left))
-            living = tuple(self._living.values())
-        for who in living:
-            arrived(who)
+        with self._telling:
+            with self._lock:
+                self._listeners.append((arrived, left))
+                living = tuple(self._living.values())
+            for who in living:
+                arrived(who)
 
     # what only the exporter's own collectors ask
 
@@ -317,6 +320,10 @@ class Resolver:
 
     def _publish(self, gpus_of: Mapping[int, tuple[int, ...]], ended: set[int]) -> None:
         chosen = self._choose(gpus_of)
+        with self._telling:
+            self._replace(chosen, ended)
+
+    def _replace(self, chosen: dict[int, ProcessIdentity], ended: set[int]) -> None:
         with self._lock:
             before = self._living
             gone = [who for pid, who in before.items() if pid in ended or not _same(chosen.get(pid), who)]
@@ -334,10 +341,13 @@ class Resolver:
         for who in fresh:
             self._watch(who)
         for arrived, left in listeners:
-            for who in gone:
-                left(who)
-            for who in fresh:
-                arrived(who)
+            for tell, processes in ((left, gone), (arrived, fresh)):
+                for who in processes:
+                    try:
+                        tell(who)
+                    except Exception:
+                        log.exception("an identity listener failed pid=%d", who.pid)
+                        self._errors.add("identity", "listener")
 
     def _choose(self, gpus_of: Mapping[int, tuple[int, ...]]) -> dict[int, ProcessIdentity]:
         """Decide which of the processes with a rank's environment is the rank, and who holds a device."""

@@ -150,11 +150,19 @@ class PollingSource(Generic[T]):
             self.latest.fail("bad_data", f"{type(err).__name__}: {err}")
             self.failed("bad_data", str(err))
         else:
-            self.latest.put(value)
-            for listener in self._listeners:
-                listener(value)
+            self.publish(value)
         finally:
             self._first.set()
+
+    def publish(self, value: T) -> None:
+        """Give *value* out; a listener that breaks costs only itself."""
+        self.latest.put(value)
+        for listener in self._listeners:
+            try:
+                listener(value)
+            except Exception:
+                log.exception("a listener failed source=%s", self.name)
+                self._errors.add(self.name, "listener")
 
     def failed(self, reason: str, detail: str) -> None:
         """Hear of a failed read; for sources that keep more than the last value."""

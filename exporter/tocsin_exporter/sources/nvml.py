@@ -211,6 +211,7 @@ class NvmlSource(PollingSource[NvmlReading]):
         self._answered: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._known: dict[str, Device] = {}
+        self._remembered: tuple[Device, ...] = ()
         self._failure = ""
         self._why = ("timeout", "")
         self._throttled: dict[tuple[str, str], float] = {}
@@ -227,6 +228,10 @@ class NvmlSource(PollingSource[NvmlReading]):
             else device
             for device in known
         )
+
+    def remember(self, devices: tuple[Device, ...]) -> None:
+        """Take in devices of before a restart: one that does not show up again is missing, not unheard of."""
+        self._remembered = devices
 
     def close(self) -> None:
         if self._child is not None:
@@ -282,7 +287,7 @@ class NvmlSource(PollingSource[NvmlReading]):
             self._wall(), tuple(devices), str(end.get("driver_version", "")), str(end.get("cuda_version", ""))
         )
         if skip:
-            self._publish(reading)
+            self.publish(reading)
             raise CollectError(
                 "hung", f"the driver hangs at device {', '.join(map(str, skip))}; it is tried again later"
             )
@@ -297,7 +302,7 @@ class NvmlSource(PollingSource[NvmlReading]):
         if devices:
             # One device hangs, not the driver: the others are read again at once.
             self._note(devices, complete=False, skipped=[])
-            self._publish(NvmlReading(self._wall(), tuple(devices)))
+            self.publish(NvmlReading(self._wall(), tuple(devices)))
         else:
             self._pause()
         with self._lock:
@@ -335,6 +340,7 @@ class NvmlSource(PollingSource[NvmlReading]):
     def failed(self, reason: str, detail: str) -> None:
         if self._clock() >= self._not_before or not self._why[1]:
             self._why = (reason, detail)
+        self._recall()
         with self._lock:
             self._failure = reason
 
@@ -351,13 +357,16 @@ class NvmlSource(PollingSource[NvmlReading]):
         self._not_before = self._clock() + _BACKOFF[min(self._failures, len(_BACKOFF) - 1)]
         self._failures += 1
 
-    def _publish(self, reading: NvmlReading) -> None:
-        self.latest.put(reading)
-        for listener in self._listeners:
-            listener(reading)
+    def _recall(self) -> None:
+        """Once the driver has answered or failed, the devices of before the restart are judged with it."""
+        devices, self._remembered = self._remembered, ()
+        with self._lock:
+            for device in devices:
+                self._known.setdefault(device.uuid, device)
 
     def _note(self, devices: list[Device], *, complete: bool, skipped: list[int]) -> None:
         seen = {device.uuid for device in devices}
+        self._recall()
         with self._lock:
             self._answered = frozenset(seen)
             for device in devices:
