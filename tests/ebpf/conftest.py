@@ -61,16 +61,18 @@ class View:
 class Rank:
     """A process that makes the calls it is told to make."""
 
-    def __init__(self, program: Path, cuda: Path, stdout: int | None = None) -> None:
+    def __init__(
+        self, program: Path, libraries: Path, stdout: int | None = None, before: tuple[str, ...] = ()
+    ) -> None:
         read, write = os.pipe()
         out = subprocess.DEVNULL if stdout is None else stdout
         self._process = subprocess.Popen(
-            [str(program), str(write)],
+            [*before, str(program), str(write)],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.DEVNULL,
             pass_fds=[write],
-            env={"LD_LIBRARY_PATH": str(cuda)},
+            env={"LD_LIBRARY_PATH": str(libraries), "PATH": os.environ["PATH"]},
         )
         os.close(write)
         self._answers = read
@@ -168,8 +170,8 @@ def new_rank(native: Path) -> Iterator[Callable[..., Rank]]:
     """Start rank processes that end with the test."""
     ranks: list[Rank] = []
 
-    def start(stdout: int | None = None) -> Rank:
-        ranks.append(Rank(native / "rank", native, stdout))
+    def start(stdout: int | None = None, libraries: Path | None = None, before: tuple[str, ...] = ()) -> Rank:
+        ranks.append(Rank(native / "rank", libraries or native, stdout, before))
         return ranks[-1]
 
     yield start

@@ -172,10 +172,10 @@ class OutputSource:
         for line in whole:
             if stream.overlong:
                 stream.overlong = False
-                self._drop(process, len(line) if not gap else 0)
+                self._drop(process, len(line))
             elif line.strip():
                 self._line(stream, process, line, when)
-        if len(rest) > _MAX_PARTIAL or (stream.overlong and not gap):
+        if stream.overlong or len(rest) > _MAX_PARTIAL:
             self._drop(process, len(rest))
             stream.overlong, rest = True, b""
         stream.partial = rest

@@ -78,16 +78,16 @@ class Tails:
 
     def _new(self, file: _File) -> Iterator[tuple[ProcessIdentity, int, bytes, bool]]:
         size = os.fstat(file.descriptor).st_size
-        gap = size < file.position
-        if gap:
-            # Truncated: begins anew.
+        gap = begin = size < file.position
+        if begin:
             file.position = 0
         if size - file.position > _MAX_READ:
             file.position, gap = size - _MAX_READ, True
         data = os.pread(file.descriptor, size - file.position, file.position)
         file.position += len(data)
         if data:
-            yield file.process, file.fd, data, gap
+            # What was truncated begins with a whole line: the gap costs the line before it only.
+            yield file.process, file.fd, b"\n" + data if begin else data, gap
 
     def close(self) -> None:
         """Close all files."""

@@ -37,6 +37,7 @@ class _File:
     retry_at: float | None = None
     users: set[int] = field(default_factory=set)
     unused_since: float | None = None
+    twin_of: str | None = None
 
 
 class Attacher:
@@ -74,21 +75,21 @@ class Attacher:
                 library = Library((-2, mapping.inode), (), frozenset())
             entry = self._files.get(library.key)
             if entry is None or entry.retry_at is not None:
-                attachment, note, retry = self._attach(pid, mapping, library, file)
+                twin = self._twin(pid, mapping, library, file)
+                attachment, note, retry = self._attach(mapping, library, file, twin)
                 retry_at = self._clock() + _RETRY_SECONDS if retry else None
-                entry = _File(mapping.path, library, attachment, note, retry_at)
+                entry = _File(mapping.path, library, attachment, note, retry_at, twin_of=twin)
                 self._files[library.key] = entry
         self._known[name] = library.key
         return entry
 
     def _attach(
-        self, pid: int, mapping: Mapping, library: Library, file: BinaryIO
+        self, mapping: Mapping, library: Library, file: BinaryIO, twin: str | None
     ) -> tuple[Attachment | None, str, bool]:
         if not library.sites:
             return None, "no CUDA or NCCL symbols", False
         if sum(entry.attachment is not None for entry in self._files.values()) >= _MAX_FILES:
             return None, f"more than {_MAX_FILES} libraries", True
-        twin = self._twin(pid, mapping, library, file)
         if twin is not None:
             return Attachment([], [], self._programs.lib), f"the same file as {twin}", False
         try:
@@ -121,8 +122,11 @@ class Attacher:
             elif now - entry.unused_since > _UNUSED_SECONDS:
                 if entry.attachment is not None:
                     self._programs.detach(entry.attachment)
-                del self._files[key]
-                self._known = {name: known for name, known in self._known.items() if known != key}
+                # Twins relied on these probes: they are looked at afresh.
+                gone = {key} | {name for name, other in self._files.items() if other.twin_of == entry.path}
+                for name in gone:
+                    self._files.pop(name, None)
+                self._known = {name: known for name, known in self._known.items() if known not in gone}
 
     def report(self) -> dict[str, str]:
         """Return per path what is probed, or why nothing is."""

@@ -64,7 +64,7 @@ def _read(
     try:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
             return _symbols(image, names, table, kind, in_file=in_file)
-    except (OSError, ValueError, struct.error, IndexError) as err:
+    except (OSError, ValueError, OverflowError, struct.error, IndexError) as err:
         raise SourceError(
             "bad_data", f"{getattr(file, 'name', 'file')}: no readable ELF file: {err}"
         ) from err

@@ -1,0 +1,201 @@
+"""How ends of ranks are served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tocsin_exporter.collectors import cuda, exits, nccl
+from tocsin_exporter.collectors.base import Sample
+from tocsin_exporter.errors import CollectError
+from tocsin_exporter.identity.model import ProcessIdentity
+from tocsin_exporter.metrics import FAMILIES
+from tocsin_exporter.sources.bpf import ExitEvent
+
+Start = Callable[..., Any]
+Counts = dict[str, float]
+
+
+def process(pid: int, rank: str = "3") -> ProcessIdentity:
+    return ProcessIdentity(pid, pid, 0.0, "slurm/7", rank, "slurm")
+
+
+class Scene:
+    """An exits collector whose identity and clock the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.gone: list[tuple[ProcessIdentity, float]] = []
+        self.collector = exits.ExitsCollector(None, self, None, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.collector.start()
+
+    def departed(self) -> tuple[tuple[ProcessIdentity, float], ...]:
+        return tuple(self.gone)
+
+    def subscribe(self, arrived: Any, left: Any) -> None:
+        self.arrived, self._left = arrived, left
+
+    def left(self, who: ProcessIdentity, *, ended: bool = True) -> None:
+        if ended:
+            self.gone.append((who, self.now))
+        self._left(who)
+
+    def samples(self) -> list[Sample]:
+        return list(self.collector.collect())
+
+    def counts(self, rank: str = "3") -> Counts:
+        return {
+            each.labels[2]: each.value
+            for each in self.samples()
+            if each.family == "tocsin_rank_exits_total" and each.labels[1] == rank
+        }
+
+    def last(self) -> list[tuple[float, str, str]]:
+        return [
+            (each.value, each.labels[2], each.labels[3])
+            for each in self.samples()
+            if each.family == "tocsin_job_last_exit_timestamp_seconds"
+        ]
+
+
+ZEROS = {"ok": 0, "error": 0, "signal": 0, "unknown": 0}
+
+
+def test_zeros_exist_from_the_first_sight() -> None:
+    """
+    A rank that lives has every kind at 0 and no last exit.
+    """
+    scene = Scene()
+    scene.arrived(process(1))
+
+    assert ZEROS == scene.counts()
+    assert [] == scene.last()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code", "signal"),
+    [
+        pytest.param(0, "ok", "0", "", id="clean"),
+        pytest.param(3 << 8, "error", "3", "", id="code"),
+        pytest.param(9, "signal", "", "9", id="killed"),
+        pytest.param(11 | 0x80, "signal", "", "11", id="crashed with a core"),
+    ],
+)
+def test_an_end_is_counted_by_its_kind(status: int, kind: str, code: str, signal: str) -> None:
+    """
+    The kernel's report gives the kind, the code or the signal, and the kernel's time.
+    """
+    scene = Scene()
+    scene.arrived(process(1))
+
+    scene.collector.ended(ExitEvent(process(1), status, 990.0))
+    scene.left(process(1))
+    scene.now += 60
+
+    assert {**ZEROS, kind: 1} == scene.counts()
+    assert [(990.0, code, signal)] == scene.last()
+
+
+def test_an_end_that_nobody_saw_is_unknown_after_a_while() -> None:
+    """
+    Without a report the end counts as unknown, but not before the report could have come.
+    """
+    scene = Scene()
+    scene.arrived(process(1))
+    scene.left(process(1))
+    assert ZEROS == scene.counts()
+
+    scene.now += 5
+
+    assert {**ZEROS, "unknown": 1} == scene.counts()
+    assert [(1000.0, "", "")] == scene.last()
+
+
+def test_a_process_that_was_no_rank_after_all_has_not_ended() -> None:
+    """
+    When identity lets go of a living process nothing is counted.
+    """
+    scene = Scene()
+    scene.arrived(process(1))
+    scene.left(process(1), ended=False)
+    scene.now += 5
+
+    assert ZEROS == scene.counts()
+
+
+def test_helpers_of_a_rank_come_and_go() -> None:
+    """
+    Only the end of a rank's first process is the rank's end.
+    """
+    scene = Scene()
+    scene.arrived(process(1))
+    scene.arrived(process(2))
+    scene.collector.ended(ExitEvent(process(2), 0, 990.0))
+    assert ZEROS == scene.counts()
+
+    scene.collector.ended(ExitEvent(process(1), 9, 995.0))
+
+    assert {**ZEROS, "signal": 1} == scene.counts()
+
+
+def test_an_end_is_served_for_fifteen_minutes() -> None:
+    """
+    The facts of an end outlive the process by 15 minutes, and no longer.
+    """
+    scene = Scene()
+    scene.arrived(process(1))
+    scene.collector.ended(ExitEvent(process(1), 9, 1000.0))
+    scene.now += 899
+    assert [(1000.0, "", "9")] == scene.last()
+
+    scene.now += 2
+
+    assert [] == scene.samples()
+
+
+def test_a_restarted_rank_keeps_counting() -> None:
+    """
+    A second attempt adds to the same counters, and the newest end is the one served.
+    """
+    scene = Scene()
+    for pid, status in ((1, 9), (2, 1 << 8)):
+        scene.arrived(process(pid))
+        scene.collector.ended(ExitEvent(process(pid), status, 1000.0 + pid))
+
+    assert {**ZEROS, "signal": 1, "error": 1} == scene.counts()
+    assert [(1002.0, "1", "")] == scene.last()
+
+
+def test_turned_off_probes_say_so() -> None:
+    """
+    Without eBPF the collectors give the reason instead of zeros.
+    """
+    for collector in (cuda.build(None), nccl.build(None)):
+        with pytest.raises(CollectError) as caught:
+            list(collector.collect())
+        assert "disabled" == caught.value.reason
+
+
+def test_every_sample_fits_the_table(watch: Start, new_rank: Start, view: Any) -> None:
+    """
+    Families and labels of the CUDA and NCCL collectors are those of the metric table, zeros included.
+    """
+    rank = new_rank()
+    view.add(rank.pid)
+    watched = watch(view)
+    watched.probed("cuda", "nccl")
+    rank.do("launch 2", "sync 1 0", "init", "use 0 1 1 7")
+
+    samples = [*cuda.build(watched.source).collect(), *nccl.build(watched.source).collect()]
+
+    assert {"tocsin_cuda_sync_seconds", "tocsin_nccl_communicator_calls_total"} <= {
+        each.family for each in samples
+    }
+    for each in samples:
+        family = FAMILIES[each.family]
+        assert len(family.labels) == 1 + len(each.labels)
+        if family.buckets:
+            assert len(family.buckets) + 1 == len(each.counts)  # type: ignore[union-attr]
+    assert 0 in [each.value for each in samples if isinstance(each, Sample) and "errors" in each.family]
