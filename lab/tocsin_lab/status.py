@@ -41,7 +41,7 @@ def collect(run: RunDir, record: StackRecord) -> dict[str, Any]:
         "notes": list(record.notes),
         "components": parts,
         "verdicts": _verdicts(record),
-        "incidents": _incidents(run, record),
+        "incidents": _incidents(record),
         "faults": _faults(run, record),
     }
 
@@ -53,12 +53,12 @@ def _verdicts(record: StackRecord) -> list[dict[str, str]] | None:
         return None
 
 
-def _incidents(run: RunDir, record: StackRecord) -> list[dict[str, Any]] | None:
+def _incidents(record: StackRecord) -> list[dict[str, Any]] | None:
     from tocsin_lab.stack import incidents
 
     try:
-        return incidents.listed(run)
-    except LabError:
+        return incidents.listed(record.urls["remediator"].removesuffix("/incidents"))
+    except (LabError, KeyError):
         return None
 
 
@@ -95,7 +95,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines += [f"  {labels.get('job_id', '?')}: {describe_verdict(labels)}" for labels in verdicts]
     incidents = found["incidents"]
     if incidents is None:
-        lines.append("incidents: the journal cannot be read")
+        lines.append("incidents: the remediator does not answer")
     else:
         lines.append("incidents: " + ("none" if not incidents else ""))
         for one in incidents:

@@ -98,7 +98,7 @@ def test_an_exporter_with_a_hung_driver_answers_and_says_so(lab: Lab) -> None:
 
 
 def _incident(lab: Lab, family: str) -> dict[str, Any]:
-    found = [one for one in incidents.listed(lab.run) if one["family"] == family]
+    found = [one for one in incidents.listed(lab.remediator) if one["family"] == family]
     return found[-1] if found else {"state": "none", "id": 0}
 
 
@@ -120,7 +120,7 @@ def test_a_killed_remediator_finishes_what_was_approved_and_does_it_once(lab: La
     # It finishes, or it asks a person; the restart happened once either way.
     assert _incident(lab, "DeadRank")["state"] in {"closed", "needs_human"}
     assert control.status(job)["attempt"] == before + 1
-    assert len([one for one in incidents.listed(lab.run) if one["family"] == "DeadRank"]) == 1
+    assert len([one for one in incidents.listed(lab.remediator) if one["family"] == "DeadRank"]) == 1
 
 
 def test_nothing_of_the_run_directory_is_outside_it(lab: Lab) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 from tocsin_lab.errors import LabError
+from tocsin_lab.stack import http
 from tocsin_lab.stack.components import journal, python
 from tocsin_lab.stack.rundir import RunDir
 
@@ -25,16 +26,17 @@ def _ask(run: RunDir, *arguments: str) -> str:
     return done.stdout
 
 
-def listed(run: RunDir) -> list[dict[str, Any]]:
-    """Return the incidents as `tocsin-remediator incidents --json` prints them."""
-    text = _ask(run, "incidents", "--json")
+def listed(remediator: str) -> list[dict[str, Any]]:
+    """Return the incidents of the remediator at this address; LabError when it does not answer."""
+    text = http.get(f"{remediator}/api/v1/incidents")
     try:
         found = json.loads(text)
     except ValueError as err:
-        raise LabError(f"tocsin-remediator incidents --json printed no JSON: {text[:200]!r}") from err
-    if not isinstance(found, list):
-        raise LabError("tocsin-remediator incidents --json printed no list")
-    return found
+        raise LabError(f"{remediator}/api/v1/incidents: no JSON: {text[:200]!r}") from err
+    rows = found.get("incidents") if isinstance(found, dict) else found
+    if not isinstance(rows, list):
+        raise LabError(f"{remediator}/api/v1/incidents: no list of incidents")
+    return rows
 
 
 def approve(run: RunDir, incident: str) -> None:
