@@ -97,9 +97,8 @@ def test_one_file_under_two_overlay_mounts_counts_once(
             f"mount -t overlay -olowerdir={native},upperdir={merged}/u,workdir={merged}/w none {merged}/m && "
             f'export LD_LIBRARY_PATH={merged}/m && exec "$0" "$@"'
         )
-        if subprocess.run(
-            ["unshare", "-m", "sh", "-c", script, "true"], capture_output=True, check=False
-        ).returncode:
+        before = ("unshare", "-m", "sh", "-c", script)
+        if subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
             pytest.skip("no overlay mounts in a private mount namespace here")
         ranks.append(new_rank(before=before))
     for number, rank in enumerate(ranks):
