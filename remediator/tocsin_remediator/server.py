@@ -113,6 +113,7 @@ def _context(options: Options, config: Config, journal: Journal, books: Mapping[
         ask = book.spec.escalate.ask if book is not None else "Please look at this."
         return pack_material(journal, incident, ask, url.rstrip("/"))
 
+    scheduler = CommandScheduler(config, folder / "actions")
     return Context(
         config=config,
         journal=journal,
@@ -123,7 +124,7 @@ def _context(options: Options, config: Config, journal: Journal, books: Mapping[
         ),
         books=books,
         adapters={
-            "scheduler": CommandScheduler(config, folder / "actions"),
+            "scheduler": scheduler,
             "escalation": EscalationPack(config.escalation, folder / "packs", material, time.time),
             "recommend": Recommend(),
         },
@@ -131,6 +132,7 @@ def _context(options: Options, config: Config, journal: Journal, books: Mapping[
         alertmanager_url=options.alertmanager_url,
         now=time.time,
         dry_run=options.dry_run,
+        ended=scheduler.ended,
     )
 
 
@@ -144,7 +146,8 @@ def state_folder(journal: Journal) -> Path:
 def _listen(options: Options) -> socket.socket:
     # Before anything else starts: a taken port must not leave a worker acting behind it.
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family)
+    # The protocol by name: asyncio switches Nagle's delay (44 ms an answer) off only where it sees TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((options.host.strip("[]"), options.port))

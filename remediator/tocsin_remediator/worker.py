@@ -18,7 +18,11 @@ log = logging.getLogger(__name__)
 
 _THREADS: Final = 8
 _ROUND: Final = 0.25
+_GATHER: Final = 0.05
 _AFTER_ERROR: Final = 10.0
+# Long enough to look back at what was refused last week; a repeat interval of minutes fills disks.
+_KEEP_ALERTS: Final = 14 * 86400.0
+_PRUNE_EVERY: Final = 3600.0
 
 
 class Worker:
@@ -36,6 +40,7 @@ class Worker:
         self._busy: set[int] = set()
         self._lock = threading.Lock()
         self._refetch_at = 0.0
+        self._prune_at = 0.0
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="incident")
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
 
@@ -73,13 +78,38 @@ class Worker:
                 self._context.metrics.errors.inc()
                 pause = 2.0
             self._wake.wait(pause)
+            # Alerts come in bursts; taking them together costs one transaction instead of many.
+            self._stop.wait(_GATHER)
 
     def round(self) -> None:
         """Deal with the inbox, then hand every due incident to a thread."""
         context = self._context
         if context.journal.settings.get("refetch"):
             self._refetch()
+        self._inbox()
+        for incident in context.journal.incidents.due(context.now()):
+            with self._lock:
+                if incident.id in self._busy or self._stop.is_set():
+                    continue
+                self._busy.add(incident.id)
+            self._pool.submit(self._advance, incident.id)
+        if context.now() >= self._prune_at:
+            self._prune_at = context.now() + _PRUNE_EVERY
+            context.journal.inbox.prune(context.now() - _KEEP_ALERTS)
+        context.metrics.tick.set(context.now())
+
+    def _inbox(self) -> None:
+        context = self._context
+        results: dict[int, str] = {}
+        # The same alert many times (repeats, both members of a pair, a flood) is one question.
+        seen: dict[tuple[str, frozenset[tuple[str, str]]], str] = {}
         for item in context.journal.inbox.waiting():
+            key = (item.alert.status, frozenset(item.alert.labels.items()))
+            result = seen.get(key)
+            if result is not None:
+                results[item.id] = f"repeated: {result}"
+                context.metrics.inbox.labels("merged").inc()
+                continue
             try:
                 result = intake.handle(context, item)
             except JournalError:
@@ -89,15 +119,9 @@ class Worker:
                 log.exception("unexpected error at alert %d", item.id)
                 context.metrics.errors.inc()
                 result = f"refused: unexpected {type(err).__name__}: {err}"
-            context.journal.inbox.finish(item.id, result, context.now())
+            seen[key] = results[item.id] = result
             log.info("alert %d: %s", item.id, result)
-        for incident in context.journal.incidents.due(context.now()):
-            with self._lock:
-                if incident.id in self._busy or self._stop.is_set():
-                    continue
-                self._busy.add(incident.id)
-            self._pool.submit(self._advance, incident.id)
-        context.metrics.tick.set(context.now())
+        context.journal.inbox.finish(results, context.now())
 
     def _refetch(self) -> None:
         context = self._context

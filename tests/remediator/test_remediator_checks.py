@@ -135,7 +135,8 @@ def test_a_guard_that_does_not_pass_makes_the_rest_worthless(
             pytest.param("job_id", value, id=f"job {value!r}")
             for value in (
                 "1,2", "jobname=train", "--user=root", "slurm/0", "slurm/-1", "slurm/1-3", "slurm/1,2",
-                "slurm/", "k8s/a", "k8s/a/../b", "torchrun/a b", "torchrun/a\n", "torchrun/-x", "torchrun/a=b",
+                "slurm/", "k8s/a", "k8s/a/../b", "torchrun/a b", "torchrun/a\n", "torchrun/-x",
+                "torchrun/a=b",
             )
         ),
     ],

@@ -305,3 +305,24 @@ def test_an_action_that_was_refused_is_escalated(site: Site, helpers: type[Helpe
     assert "escalated" == done["state"]
     assert "exited 3" in done["reason"]
     assert 1 == len(site.calls())
+
+
+@pytest.mark.long
+def test_the_incident_of_a_job_that_ended_is_closed(site: Site, helpers: type[Helpers]) -> None:
+    """
+    Its signal is gone for good, which alone proves nothing; its scheduler says that it is over.
+    """
+    remediator = site.remediator()
+    remediator.start()
+    site.job.breaks("DeadRank", **helpers.dead_rank)
+    remediator.reaches("awaiting_approval")
+    file = site.root / "describe.json"
+
+    site.job.silent = True
+    time.sleep(3)
+    assert "awaiting_approval" == remediator.only()["state"]
+    file.write_text(file.read_text().replace('"state": "running"', '"state": "stopped"'))
+    done = remediator.reaches("closed", "needs_human")
+
+    assert ("closed", "self") == (done["state"], done["close_code"])
+    assert [] == site.calls()

@@ -61,6 +61,14 @@ class CommandScheduler:
             raise ActionError(Applied.NO, f"{argv[0]} printed no JSON object: {_shown(done.stdout)}")
         return answer
 
+    def ended(self, job_id: str) -> bool:
+        """Whether the scheduler says that the job is over; False when it does not say."""
+        try:
+            answer = self.describe(job_id)
+        except (ActionError, Refused):
+            return False
+        return answer.get("job_id") == job_id and answer.get("state") in ("finished", "stopped")
+
     def confirm_target(self, verb: str, args: Mapping[str, str]) -> str:
         """The scheduler must know exactly this job, and exactly this rank on exactly this GPU."""
         values = _checked(verb, args)

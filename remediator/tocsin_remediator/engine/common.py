@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tocsin_remediator import decide
 from tocsin_remediator.casefile.collect import collect
+from tocsin_remediator.decide import Standing
 from tocsin_remediator.engine import confirm
 
 if TYPE_CHECKING:
@@ -55,7 +56,18 @@ def keys(book: Runbook | None) -> list[str]:
 def standing(context: Context, incident: Incident) -> tuple[decide.Confirmation, Decision | None]:
     """How Prometheus sees the verdict now, and what that means before anything was done."""
     seen = confirm.confirm(context.prometheus, incident, keys(context.book(incident)))
+    silent = seen.standing is Standing.INCONCLUSIVE and seen.reason.endswith(confirm.GONE)
+    if silent and _waited(context, incident) and context.ended(incident.subject):
+        # A job that is over has no signal for good; its scheduler is the second vantage.
+        seen = decide.Confirmation(Standing.ABSENT, f"the scheduler says that {incident.subject} has ended")
     return seen, decide.before_acting(incident.state, seen, incident.facts, context.now(), context.waits)
+
+
+def _waited(context: Context, incident: Incident) -> bool:
+    if incident.facts.get("absent_since") is not None:
+        return True
+    since = incident.facts.get("unclear_since")
+    return since is not None and context.now() - float(since) >= context.waits.confirm_quiet
 
 
 def read_evidence(context: Context, incident: Incident, moment: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tocsin_remediator import promql
 from tocsin_remediator.decide import Confirmation, Standing
 from tocsin_remediator.errors import PrometheusError
 from tocsin_remediator.prometheus import CONTRIBUTOR, RANKS_UP, VERDICT
+
+GONE: Final = "the job's signal is gone"
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,5 +59,5 @@ def _absent(prometheus: Prometheus, incident: Incident) -> Confirmation:
         return Confirmation(Standing.ABSENT, f"{VERDICT} has no row for {incident.subject}")
     return Confirmation(
         Standing.INCONCLUSIVE,
-        f"neither a verdict nor {RANKS_UP} is recorded for {incident.subject}: the job's signal is gone",
+        f"neither a verdict nor {RANKS_UP} is recorded for {incident.subject}: {GONE}",
     )

@@ -32,6 +32,8 @@ class Context:
     alertmanager_url: str
     now: Callable[[], float]
     dry_run: bool
+    # Whether the scheduler says that a job is over.
+    ended: Callable[[str], bool]
 
     @property
     def waits(self) -> Waits:

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 _VERDICT_ALERT: Final = "TocsinVerdict"
 
 
+def settled(alert: Alert) -> str | None:
+    """The result of an alert that opens nothing: it is context, which Prometheus knows better."""
+    if alert.labels.get("alertname") == _VERDICT_ALERT:
+        return None
+    return "context: only TocsinVerdict opens incidents"
+
+
 def handle(context: Context, item: InboxItem) -> str:
     """
     Deal with one alert; how, as the inbox keeps it.
@@ -23,9 +30,10 @@ def handle(context: Context, item: InboxItem) -> str:
     looked at again.
     """
     alert = item.alert
-    if alert.labels.get("alertname") != _VERDICT_ALERT:
+    other = settled(alert)
+    if other is not None:
         context.metrics.inbox.labels("context").inc()
-        return "context: only TocsinVerdict opens incidents"
+        return other
     try:
         subject = typed.check("job_id", alert.labels.get("job_id", ""))
         family = typed.check("family", alert.labels.get("family", ""))
@@ -48,7 +56,8 @@ def handle(context: Context, item: InboxItem) -> str:
         context.metrics.inbox.labels("opened").inc()
         return f"opened incident {incident.id}"
     context.metrics.inbox.labels("merged").inc()
-    context.journal.incidents.wake(incident.id, now)
+    if incident.next_at > now:
+        context.journal.incidents.wake(incident.id, now)
     return f"merged into incident {incident.id}, delivered by {item.external_url or 'an unnamed sender'}"
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tocsin_remediator.model import Incident
 
 _RETRY_PACK = 60.0
+_SEEN_NOW = {"absent_since": None, "unclear_since": None}
 _SEEN = {
     Standing.CONFIRMED: Verdict.FAIL,
     # It still fires, as a contributor of a graver one.
@@ -160,7 +161,7 @@ def escalated(context: Context, incident: Incident) -> None:
             # The reason for the escalation stays the headline.
             apply(context, incident, replace(decision, reason=incident.reason))
         return
-    facts = {**incident.facts, "absent_since": None}
+    facts = {**incident.facts, **_SEEN_NOW, **(decision.facts if decision is not None else {})}
     context.journal.incidents.touch(incident, context.now(), context.now() + context.waits.poll, facts=facts)
 
 
@@ -205,5 +206,5 @@ def needs_human(context: Context, incident: Incident) -> None:
         else:
             apply(context, incident, replace(decision, reason=incident.reason))
         return
-    facts = {**incident.facts, "absent_since": None}
+    facts = {**incident.facts, **_SEEN_NOW, **(decision.facts if decision is not None else {})}
     context.journal.incidents.touch(incident, context.now(), context.now() + context.waits.poll, facts=facts)

@@ -137,7 +137,8 @@ def awaiting_approval(context: Context, incident: Incident) -> None:
         apply(context, incident, waiting)
         return
     if waiting is not None:
-        context.journal.incidents.touch(incident, context.now(), context.now() + context.waits.poll)
+        now, facts = context.now(), {**incident.facts, **waiting.facts}
+        context.journal.incidents.touch(incident, now, now + context.waits.poll, facts=facts)
         return
     apply(context, incident, _still(incident, context))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import create_engine, event, insert, select
 from sqlalchemy.engine import make_url
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlalchemy import Connection, Engine
+
+# Longer than any transaction of ours, shorter than Alertmanager's patience.
+_WAIT: Final = 2.0
 
 
 class Database:
@@ -33,6 +37,7 @@ class Database:
                 f"{url!r} is no database address; use sqlite:///FILE or postgresql://…"
             ) from err
         self.file: Path | None = None
+        self._writer = threading.Lock()
         if parsed.get_backend_name() == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
                 raise JournalError("the journal must be a file: sqlite:///FILE")
@@ -54,7 +59,7 @@ class Database:
                 os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
             except OSError as err:
                 raise JournalError(f"{self.file} cannot be created: {err.strerror}") from err
-        engine = create_engine(f"sqlite:///{self.file}", connect_args={"timeout": 2.0})
+        engine = create_engine(f"sqlite:///{self.file}", connect_args={"timeout": _WAIT})
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
         return engine
@@ -84,6 +89,10 @@ class Database:
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         """A transaction; JournalError when the database fails, nothing written on any exception."""
+        # SQLite has one writer. Queueing here is fair; its own busy handler sleeps longer and longer
+        # and lets whoever comes last go first.
+        if self.file is not None and not self._writer.acquire(timeout=_WAIT):
+            raise JournalError(f"the journal is busy: no turn to write within {_WAIT:g}s")
         try:
             with self._engine.begin() as connection:
                 yield connection
@@ -91,6 +100,21 @@ class Database:
             raise
         except (DBAPIError, SQLAlchemyError) as err:
             raise JournalError(f"the journal cannot be used: {err.__cause__ or err}") from err
+        finally:
+            if self.file is not None:
+                self._writer.release()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A consistent view that keeps no writer waiting; JournalError when the database fails."""
+        try:
+            with (
+                self._engine.connect().execution_options(reads_only=True) as connection,
+                connection.begin(),
+            ):
+                yield connection
+        except (DBAPIError, SQLAlchemyError) as err:
+            raise JournalError(f"the journal cannot be read: {err.__cause__ or err}") from err
 
     def close(self) -> None:
         """Give the connections back."""
@@ -109,4 +133,5 @@ def _sqlite_connect(connection: Any, _record: Any) -> None:
 
 def _sqlite_begin(connection: Connection) -> None:
     # Taking the write lock first avoids the upgrade that SQLite cannot wait for.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    reads = connection.get_execution_options().get("reads_only", False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

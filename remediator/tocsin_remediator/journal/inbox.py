@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 
 from tocsin_remediator.journal.schema import inbox
 from tocsin_remediator.model import Alert, InboxItem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from sqlalchemy import Row
 
     from tocsin_remediator.journal.database import Database
@@ -22,8 +24,17 @@ class Inbox:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def record(self, notification: Notification, now: float) -> int:
-        """Write every alert of a delivery in one transaction; how many there were."""
+    def record(
+        self,
+        notification: Notification,
+        now: float,
+        settled: Callable[[Alert], str | None] = lambda alert: None,
+    ) -> int:
+        """
+        Write every alert of a delivery in one transaction; how many there were.
+
+        `settled` may name the result of an alert that nothing needs to be done for.
+        """
         rows = [
             {
                 "received_at": now,
@@ -33,6 +44,8 @@ class Inbox:
                 "annotations": dict(alert.annotations),
                 "starts_at": alert.starts_at,
                 "fingerprint": alert.fingerprint,
+                "result": (result := settled(alert)),
+                "handled_at": None if result is None else now,
             }
             for alert in notification.alerts
         ]
@@ -41,22 +54,39 @@ class Inbox:
                 connection.execute(insert(inbox), rows)
         return len(rows)
 
-    def waiting(self, limit: int = 200) -> list[InboxItem]:
+    def waiting(self, limit: int = 1000) -> list[InboxItem]:
         """Alerts not yet dealt with, oldest first."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(inbox).where(inbox.c.result.is_(None)).order_by(inbox.c.id).limit(limit)
             )
             return [_item(row) for row in rows]
 
-    def finish(self, item: int, result: str, now: float) -> None:
-        """Mark one as dealt with; `result` says how."""
+    def finish(self, results: Mapping[int, str], now: float) -> None:
+        """Mark alerts as dealt with, by id; the text says how."""
+        if not results:
+            return
+        statement = (
+            update(inbox)
+            .where(inbox.c.id == bindparam("item"))
+            .values(result=bindparam("text"), handled_at=bindparam("at"))
+        )
         with self._database.begin() as connection:
-            connection.execute(update(inbox).where(inbox.c.id == item).values(result=result, handled_at=now))
+            connection.execute(
+                statement, [{"item": item, "text": text, "at": now} for item, text in results.items()]
+            )
+
+    def prune(self, before: float) -> int:
+        """Forget alerts that were dealt with before then; how many. Incidents keep what they need."""
+        with self._database.begin() as connection:
+            done = connection.execute(
+                delete(inbox).where(inbox.c.result.is_not(None), inbox.c.handled_at < before)
+            )
+        return int(done.rowcount)
 
     def refused(self, limit: int = 20) -> list[tuple[InboxItem, str]]:
         """The latest alerts that were refused, with the reason."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(inbox).where(inbox.c.result.like("refused%")).order_by(inbox.c.id.desc()).limit(limit)
             )
@@ -64,7 +94,7 @@ class Inbox:
 
     def lag(self, now: float) -> tuple[int, float]:
         """How many alerts wait, and the age of the oldest in seconds."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             count, oldest = connection.execute(
                 select(func.count(), func.min(inbox.c.received_at)).where(inbox.c.result.is_(None))
             ).one()

@@ -44,6 +44,10 @@ class Incidents:
         It joins the open case of its subject (the job), which is opened when there is none.
         """
         key = f"{family}|{target}"
+        with self._database.read() as connection:
+            found = connection.execute(select(incidents).where(incidents.c.open_key == key)).first()
+            if found is not None:
+                return _incident(found), False
         try:
             with self._database.begin() as connection:
                 found = connection.execute(select(incidents).where(incidents.c.open_key == key)).first()
@@ -92,7 +96,7 @@ class Incidents:
 
     def get(self, incident: int) -> Incident:
         """One incident; NotFound when there is none."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             row = connection.execute(select(incidents).where(incidents.c.id == incident)).first()
         if row is None:
             raise NotFound(f"there is no incident {incident}")
@@ -103,12 +107,12 @@ class Incidents:
         query = select(incidents).order_by(incidents.c.id.desc()).limit(limit)
         if only_open:
             query = query.where(incidents.c.state != str(State.CLOSED))
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             return [_incident(row) for row in connection.execute(query)]
 
     def of_case(self, case: int) -> list[Incident]:
         """The incidents of one case, the oldest first."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(incidents).where(incidents.c.case_id == case).order_by(incidents.c.id)
             )
@@ -116,7 +120,7 @@ class Incidents:
 
     def open_of_subject(self, subject: str) -> list[Incident]:
         """Open incidents of a job (or device)."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(incidents).where(
                     incidents.c.subject == subject, incidents.c.state != str(State.CLOSED)
@@ -126,7 +130,7 @@ class Incidents:
 
     def due(self, now: float, limit: int = 200) -> list[Incident]:
         """Open incidents that want to be looked at, the longest waiting first."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(incidents)
                 .where(incidents.c.state != str(State.CLOSED), incidents.c.next_at <= now)
@@ -137,7 +141,7 @@ class Incidents:
 
     def acting(self) -> list[Incident]:
         """Incidents with something of ours under way."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(incidents).where(incidents.c.state.in_([str(state) for state in ACTING]))
             )
@@ -145,7 +149,7 @@ class Incidents:
 
     def counts(self) -> dict[tuple[str, str], int]:
         """How many incidents there are by (state, family)."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(incidents.c.state, incidents.c.family, func.count()).group_by(
                     incidents.c.state, incidents.c.family
@@ -196,7 +200,7 @@ class Incidents:
 
     def events(self, incident: int) -> list[Event]:
         """The timeline, oldest first."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(events).where(events.c.incident_id == incident).order_by(events.c.id)
             )

@@ -61,7 +61,7 @@ class Records:
 
         The first one counts: later ones describe a job that has been acted on.
         """
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             found = connection.execute(
                 select(casefiles.c.body)
                 .where(casefiles.c.incident_id == incident)
@@ -72,7 +72,7 @@ class Records:
 
     def casefiles(self, incident: int) -> list[tuple[str, float, dict[str, Any]]]:
         """All case files of an incident: (moment, time, body), oldest first."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(casefiles).where(casefiles.c.incident_id == incident).order_by(casefiles.c.id)
             )
@@ -80,7 +80,7 @@ class Records:
 
     def approvals(self, incident: int) -> list[Decided]:
         """What people decided, oldest first."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(approvals).where(approvals.c.incident_id == incident).order_by(approvals.c.id)
             )
@@ -105,7 +105,7 @@ class Records:
         query = select(shadow).order_by(shadow.c.id.desc()).limit(limit)
         if runbook is not None:
             query = query.where(shadow.c.runbook == runbook)
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             return [
                 Shadow(r.incident_id, r.runbook, r.digest, r.at, r.plan, r.why)
                 for r in connection.execute(query)

@@ -28,7 +28,7 @@ class Runs:
 
     def attempts(self, family: str, target: str, since: float) -> tuple[int, float | None]:
         """How many runs this target has had since then (over all its incidents), and the latest's start."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             count, latest = connection.execute(
                 select(func.count(), func.max(runs.c.started_at)).where(
                     runs.c.family == family, runs.c.target == target, runs.c.started_at >= since
@@ -53,7 +53,7 @@ class Runs:
 
     def latest(self, incident: int) -> int:
         """The id of the incident's latest run; 0 when it has none."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             found = connection.execute(
                 select(func.max(runs.c.id)).where(runs.c.incident_id == incident)
             ).scalar()
@@ -115,7 +115,7 @@ class Runs:
 
     def steps(self, incident: int) -> list[StepRecord]:
         """All steps of an incident in the order of their intents."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             rows = connection.execute(
                 select(steps).where(steps.c.incident_id == incident).order_by(steps.c.id)
             )

@@ -33,7 +33,7 @@ class Settings:
 
     def get(self, key: str) -> str:
         """A setting; empty when it was never set."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             return connection.execute(select(settings.c.value).where(settings.c.key == key)).scalar() or ""
 
     def set(self, key: str, value: str) -> None:
@@ -74,7 +74,7 @@ class Settings:
 
     def promotion(self, runbook: str) -> Promotion | None:
         """The latest promotion of a runbook."""
-        with self._database.begin() as connection:
+        with self._database.read() as connection:
             row = connection.execute(
                 select(promotions)
                 .where(promotions.c.runbook == runbook)

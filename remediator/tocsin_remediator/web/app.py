@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tocsin_remediator import webhook
+from tocsin_remediator.engine import intake
 from tocsin_remediator.errors import BadNotification, JournalError, NotFound, Refused
 from tocsin_remediator.model import Stop
 from tocsin_remediator.web import api, pages, security
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from tocsin_remediator.engine.context import Context
     from tocsin_remediator.runbook.load import Library
@@ -44,20 +48,43 @@ class Surface:
     worker_alive: Callable[[], bool]
 
 
+class Guard:
+    """Refuses foreign Host names and puts the headers of `security` on every answer."""
+
+    def __init__(self, app: ASGIApp, open_to_all: bool, allowed: Sequence[str]) -> None:
+        self._app = app
+        self._open_to_all = open_to_all
+        self._allowed = allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in security.PAGE_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        if not self._open_to_all and not security.host_allowed(Headers(scope=scope), self._allowed):
+            problem = _problem(403, "this Host is not served without tokens; see auth.allowed_hosts")
+            await problem(scope, receive, with_headers)
+            return
+        await self._app(scope, receive, with_headers)
+
+
 def build(surface: Surface) -> FastAPI:
     """The application. No documentation pages: they load scripts from elsewhere."""
     app = FastAPI(title="tocsin-remediator", docs_url=None, redoc_url=None, openapi_url=None)
 
-    @app.middleware("http")
-    async def headers(request: Request, call_next: Any) -> Any:
-        if not surface.webhook_tokens and not surface.operator_tokens:
-            allowed = surface.context.config.auth.allowed_hosts
-            if not security.host_allowed(request.headers, allowed):
-                return _problem(403, "this Host is not served without tokens; see auth.allowed_hosts")
-        answer = await call_next(request)
-        for name, value in security.PAGE_HEADERS.items():
-            answer.headers.setdefault(name, value)
-        return answer
+    app.add_middleware(
+        Guard,
+        open_to_all=bool(surface.webhook_tokens or surface.operator_tokens),
+        allowed=surface.context.config.auth.allowed_hosts,
+    )
 
     @app.exception_handler(JournalError)
     async def journal_error(_request: Request, err: JournalError) -> Response:
@@ -162,11 +189,14 @@ def _record(surface: Surface, body: bytes) -> Response:
     journal = surface.context.journal
     if surface.halted_start and journal.settings.stop() is Stop.HALT:
         return _problem(503, "started while halted; `tocsin-remediator unfreeze` ends that")
-    count = journal.inbox.record(notification, surface.context.now())
+    count = journal.inbox.record(notification, surface.context.now(), intake.settled)
+    others = sum(intake.settled(alert) is not None for alert in notification.alerts)
+    surface.context.metrics.inbox.labels("context").inc(others)
     if notification.truncated:
         # What was left out is fetched; absent from this notice is not resolved.
         journal.settings.set("refetch", "yes")
-    surface.wake()
+    if count > others:
+        surface.wake()
     return JSONResponse({"recorded": count, "truncated": notification.truncated})
 
 
