@@ -94,3 +94,10 @@ def test_the_loss_learns_diverges_and_comes_back() -> None:
     for _ in range(150):
         bad = advance(bad, 0.0, nan=False)
     assert bad.drift < LOSS_SIGMA
+
+
+def test_a_full_node_has_every_device_once(tmp_path: Path) -> None:
+    """Eight GPUs and eight HCAs have sixteen addresses."""
+    node = create_node(tmp_path, "gpu-009", gpus=8, hcas=8)
+
+    assert 16 == len(list((node.sysfs / "bus/pci/devices").iterdir()))

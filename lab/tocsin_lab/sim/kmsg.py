@@ -49,13 +49,13 @@ def append(path: Path, texts: Sequence[str], priority: int = _ERR) -> None:
         log.write("".join(records).encode())
 
 
-def create(path: Path, driver: str, gpus: Sequence[str], hcas: int) -> None:
+def create(path: Path, driver: str, gpus: Sequence[str], hcas: Sequence[str]) -> None:
     """A fresh log with what the drivers print when they load."""
     path.write_bytes(b"")
     texts = [
         f"NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build  (dvs-builder)",
         *(f"nvidia {pci}: enabling device (0140 -> 0142)" for pci in gpus),
-        *(f"mlx5_core 0000:{0x18 + at:02x}:00.0: firmware version: 28.39.3004" for at in range(hcas)),
+        *(f"mlx5_core {pci}: firmware version: 28.39.3004" for pci in hcas),
     ]
     append(path, texts, _INFO)
 

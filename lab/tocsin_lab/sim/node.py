@@ -137,7 +137,9 @@ def create_node(
     os.replace(fresh, paths.devices)
     found = gpus_of(run_dir, name)
     sysfs.create(paths.sysfs, found, hcas, profile)
-    kmsg.create(paths.kmsg, profile.driver, [gpu.pci for gpu in found], hcas)
+    kmsg.create(
+        paths.kmsg, profile.driver, [gpu.pci for gpu in found], [sysfs.hca_pci(at) for at in range(hcas)]
+    )
     return paths
 
 

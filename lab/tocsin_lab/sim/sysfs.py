@@ -70,6 +70,11 @@ def hca_name(index: int) -> str:
     return f"mlx5_{index}"
 
 
+def hca_pci(index: int) -> str:
+    """The PCI address of an HCA; bus 1b is the first GPU's."""
+    return f"0000:{(0x18, 0x19, 0x1A, 0x1C, 0x1D, 0x1E, 0x1F, 0x22)[index]:02x}:00.0"
+
+
 def speed_text(generation: int) -> str:
     """A PCIe generation in the words of ``current_link_speed``."""
     return f"{_SPEEDS.get(generation, '2.5')} GT/s PCIe"
@@ -156,7 +161,7 @@ def _hca(root: Path, switch: Path, index: int, common: Mapping[str, object]) -> 
         root,
         switch,
         0x10,
-        f"0000:{0x18 + index:02x}:00.0",
+        hca_pci(index),
         {
             **common,
             "vendor": "0x15b3",
