@@ -19,7 +19,7 @@ __all__ = ["OBJECT", "BuildError", "build", "main"]
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "tocsin.bpf.c"
-HEADER = FOLDER / "kernel.h"
+HEADERS = (FOLDER / "kernel.h", FOLDER / "maps.h")
 OBJECT = FOLDER / "tocsin.bpf.o"
 
 _ARCHITECTURES = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm64", "arm64": "arm64"}
@@ -78,7 +78,7 @@ def _digest(command: list[str]) -> str:
     digest = hashlib.sha256("\0".join(command).encode())
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False)
     digest.update(version.stdout.encode())
-    for path in (SOURCE, HEADER):
+    for path in (SOURCE, *HEADERS):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: Apache-2.0
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * The few kernel types that the programs touch, so that building needs neither kernel headers
  * nor a BTF dump. CO-RE relocates the fields against the running kernel's BTF at load time;

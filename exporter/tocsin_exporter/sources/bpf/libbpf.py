@@ -140,13 +140,13 @@ class Libbpf:
 
     def _fail(self, what: str, number: int) -> SourceError:
         number = abs(number)
-        words = "; ".join(list(self._words)[-2:])[:400]
         if number in (errno.EPERM, errno.EACCES):
-            reason, advice = "no_permission", "; needs CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN"
-        else:
-            reason, advice = "unsupported", ""
+            # libbpf's own guesses (memory limits, kernel options) would only mislead here.
+            needs = "CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN"
+            return SourceError("no_permission", f"eBPF: {what}: {os.strerror(number)}; needs {needs}")
+        words = "; ".join(list(self._words)[-2:])[:400]
         said = f" ({words})" if words else ""
-        return SourceError(reason, f"eBPF: {what}: {os.strerror(number)}{said}{advice}")
+        return SourceError("unsupported", f"eBPF: {what}: {os.strerror(number)}{said}")
 
     def _pointer(self, what: str, function: str, *arguments: object) -> Handle:
         self._words.clear()

@@ -130,8 +130,9 @@ class BpfSource:
             self._programs = load(self._lib, self._object, self._limits, self._rungs)
             self._ring = self._programs.ring(self._record)
         except SourceError as err:
-            for part in ("probes", "output", "exits"):
-                self._failed(part, err)
+            self.failures = dict.fromkeys(("probes", "output", "exits"), err)
+            self._errors.add(_NAME, err.reason)
+            log.warning("ebpf is off: %s", err.detail)
             self._close()
             return
         self._attacher = Attacher(self._proc, self._programs, self._clock)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from tocsin_exporter.errors import SourceError
@@ -14,9 +12,7 @@ from tocsin_exporter.errors import SourceError
 __all__ = ["tracepoint_ids"]
 
 _MOUNTED = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
-_MOUNT_POINT = "/sys/kernel/tracing"
-_CLONE_NEWNS = 0x20000
-_MS_REC_PRIVATE = 0x4000 | 0x40000
+_HELPER = Path(__file__).with_name("tracefs_child.py")
 
 
 def tracepoint_ids(names: Iterable[str]) -> dict[str, int]:
@@ -35,7 +31,11 @@ def tracepoint_ids(names: Iterable[str]) -> dict[str, int]:
             continue
     try:
         answer = subprocess.run(
-            [sys.executable, "-m", __name__, *wanted], capture_output=True, text=True, timeout=20, check=False
+            [sys.executable, "-I", str(_HELPER), *wanted],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError) as err:
         raise SourceError("unsupported", f"tracepoint numbers: the helper did not run: {err}") from err
@@ -52,32 +52,3 @@ def tracepoint_ids(names: Iterable[str]) -> dict[str, int]:
 
 def _read(root: Path, name: str) -> int:
     return int((root / "events" / name / "id").read_text())
-
-
-def _mount_privately() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.unshare.argtypes = [ctypes.c_int]
-    libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
-    mount_point = _MOUNT_POINT.encode()
-    steps: tuple[tuple[str, Callable[..., int], tuple[object, ...]], ...] = (
-        ("unshare the mount namespace", libc.unshare, (_CLONE_NEWNS,)),
-        ("make mounts private", libc.mount, (b"none", b"/", None, _MS_REC_PRIVATE, None)),
-        ("mount tracefs", libc.mount, (b"none", mount_point, b"tracefs", 0, None)),
-    )
-    for what, call, arguments in steps:
-        if call(*arguments) != 0:
-            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
-
-
-def _main(names: list[str]) -> int:
-    try:
-        _mount_privately()
-        print(*(_read(Path(_MOUNT_POINT), name) for name in names))
-    except (OSError, ValueError) as err:
-        print(err, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
