@@ -106,6 +106,7 @@ class _Own:
         attribution: Attribution,
         kmsg: KmsgSource,
         bpf: BpfSource | None,
+        resolver: Resolver,
         nvml: NvmlSource,
         fabric_source: FabricSource,
         host_source: HostSource,
@@ -116,6 +117,7 @@ class _Own:
         self._attribution = attribution
         self._kmsg = kmsg
         self._bpf = bpf
+        self._resolver = resolver
         self._nvml = nvml
         self._fabric = fabric_source
         self._host = host_source
@@ -142,7 +144,11 @@ class _Own:
             "device": (self._nvml.latest.read()[1] is None, self._kmsg.latest.read()[1] is None),
             "host": (self._host.latest.read()[1] is None,),
             "fabric": (self._fabric.latest.read()[1] is None,),
-            "workload": (rung != "off", self._bpf is not None and not self._bpf.failures),
+            # Ranks, their output and their ends are seen without probes too, if less well.
+            "workload": (
+                self._resolver.state()[1] is None,
+                rung != "off" and self._bpf is not None and not self._bpf.failures,
+            ),
         }
         return {layer: 1.0 if all(seen) else 0.5 if any(seen) else 0.0 for layer, seen in sources.items()}
 
@@ -202,7 +208,9 @@ def build(config: Config) -> App:
         fabric.build(fabric_source, attribution),
         host.build(host_source),
     )
-    own = _Own(time.time(), errors, dropped, attribution, kmsg, bpf, nvml, fabric_source, host_source)
+    own = _Own(
+        time.time(), errors, dropped, attribution, kmsg, bpf, resolver, nvml, fabric_source, host_source
+    )
     registry = CollectorSet(
         [collector for collector in all_collectors if collector.name in wanted],
         Exposition(config.node, config.tier, dropped),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tocsin_exporter.config import Config
 from tocsin_exporter.errors import ExporterError, SourceError
 from tocsin_exporter.sources import procfs, sysfs
+from tocsin_exporter.sources.bpf import doctor as bpf_doctor
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml import NvmlSource
 
@@ -59,9 +60,10 @@ def _driver(config: Config) -> Iterator[Finding]:
     source = NvmlSource(config.nvml_library, config.interval, config.nvml_deadline, 60, ErrorCounter())
     try:
         source.read_once()
-        # Activity is the mean between two samples, at least 0.1 s apart.
-        time.sleep(0.15)
-        source.read_once()
+        if source.latest.read()[1] is None:
+            # Activity is the mean between two samples, at least 0.1 s apart.
+            time.sleep(0.15)
+            source.read_once()
         reading, error = source.latest.read()
     finally:
         source.close()
@@ -91,10 +93,6 @@ def _driver(config: Config) -> Iterator[Finding]:
 
 
 def _ebpf() -> Iterator[Finding]:
-    try:
-        from tocsin_exporter.sources.bpf import doctor as bpf_doctor
-    except ImportError:
-        return
     for name, ok, detail, cost in bpf_doctor():
         yield Finding(name, ok, detail, cost)
 

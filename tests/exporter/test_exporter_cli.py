@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,6 +95,29 @@ def test_once_without_a_gpu_and_without_rights(tmp_path: Path, promtool: str) ->
         [promtool, "check", "metrics"], input=done.stdout, text=True, capture_output=True
     )
     assert (0, "") == (checked.returncode, checked.stdout + checked.stderr)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv to drop rights"
+)
+def test_once_without_capabilities(tmp_path: Path) -> None:
+    """Without any capability the scrape has what is open to everyone, and names what is not."""
+    done = subprocess.run(
+        ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", sys.executable, "-m", "tocsin_exporter",
+         "--once", "--node.name", "poor", "--path.sysfs", str(tmp_path)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert 0 == done.returncode
+    assert "Traceback" not in done.stderr
+    assert (
+        'tocsin_collector_error_info{node="poor",collector="gpu_events",reason="no_permission"} 1'
+        in done.stdout
+    )
+    for collector in ("cuda", "nccl"):
+        assert f'tocsin_collector_success{{node="poor",collector="{collector}"}} 0' in done.stdout
+    assert 'tocsin_collector_success{node="poor",collector="host"} 1' in done.stdout
+    assert 'tocsin_host_load1{node="poor"}' in done.stdout
 
 
 def test_doctor_says_what_is_missing_and_what_it_costs(tmp_path: Path) -> None:

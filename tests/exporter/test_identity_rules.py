@@ -146,6 +146,14 @@ def test_a_process_without_a_job_is_one_when_it_holds_a_device() -> None:
     assert decide() is None
 
 
+def test_of_an_environment_only_what_decides_is_kept() -> None:
+    """Secrets and other variables of a process do not stay in the exporter's memory."""
+    kept = {**TORCH, "SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "0", "OMPI_COMM_WORLD_RANK": "0", "POD_NAMESPACE": "a"}
+
+    assert kept == rules.telling({**kept, "HF_TOKEN": "x", "RANKING": "1", "PATH": "/bin", "MY_RANK": "2"})
+    assert {"TOCSIN_LAB_NODE": "n"} == rules.telling({"TOCSIN_LAB_NODE": "n"}, "TOCSIN_LAB_NODE")
+
+
 @pytest.mark.parametrize(
     ("pod", "owner"),
     [

@@ -60,12 +60,16 @@ class _Entry:
 
 
 def read_facts(
-    procfs: Path, stat: proc.ProcessStat, pods: Path = Path("/var/log/pods")
+    procfs: Path, stat: proc.ProcessStat, pods: Path = Path("/var/log/pods"), also: str = ""
 ) -> tuple[rules.Facts, SourceError | None]:
-    """Return what /proc tells of one process, and the error when its environment is closed to us."""
+    """
+    Return what /proc tells of one process, and the error when its environment is closed to us.
+
+    Of the environment only the variables that the rules read are kept, and *also*.
+    """
     error: SourceError | None = None
     try:
-        env = proc.environment(procfs, stat.pid)
+        env = rules.telling(proc.environment(procfs, stat.pid), also)
     except SourceError as err:
         env, error = {}, err
     cgroups = proc.cgroup_paths(procfs, stat.pid)
@@ -309,7 +313,8 @@ class Resolver:
                 if pid in self._living:
                     self._usage[pid] = Usage(stat.cpu_seconds, stat.resident_bytes)
             return
-        facts, error = read_facts(self._procfs, stat, self._pods)
+        also = self._only_env[0] if self._only_env is not None else ""
+        facts, error = read_facts(self._procfs, stat, self._pods, also)
         if error is not None and entry is None and error.reason != "unsupported":
             self._errors.add("identity", error.reason)
         ours = self._only_env is None or facts.environ.get(self._only_env[0]) == self._only_env[1]

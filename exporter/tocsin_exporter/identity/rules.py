@@ -18,6 +18,7 @@ __all__ = [
     "is_launcher",
     "is_wrapper",
     "pod_of_cgroup",
+    "telling",
 ]
 
 # Slurm names a job's cgroup `job_<id>` in both hierarchies, below `slurm/` or a `…slurmstepd.scope`.
@@ -49,6 +50,18 @@ _FRAMEWORKS = (
     "megatron", "deepspeed", "torchtitan", "nemo", "lightning", "axolotl", "llamafactory", "accelerate",
     "composer", "maxtext", "nanogpt", "verl", "vllm", "sglang", "fairseq", "detectron2", "ultralytics", "trl",
 )  # fmt: skip
+
+
+# Environments hold secrets and megabytes; only what may name a job, a rank or a device is kept.
+_TELLING = re.compile(
+    r"^(?:SLURM_|OMPI_|PMI|HYDI_|RAY_JOB|TORCHELASTIC_|(?:LOCAL_|GROUP_|ROLE_)?(?:RANK|WORLD_SIZE)$|MASTER_(?:ADDR|PORT)$"
+    r"|MPI_LOCALRANKID$|(?:CUDA|NVIDIA)_VISIBLE_DEVICES$|(?:MY_)?POD_NAME(?:SPACE)?$|NAMESPACE$|HOSTNAME$)"
+)
+
+
+def telling(environ: Mapping[str, str], also: str = "") -> dict[str, str]:
+    """Return the variables that the rules read, and *also*."""
+    return {name: value for name, value in environ.items() if name == also or _TELLING.match(name)}
 
 
 @dataclass(frozen=True, slots=True)

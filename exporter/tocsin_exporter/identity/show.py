@@ -31,7 +31,7 @@ def describe(config: Config, pid: int) -> dict[str, Any]:
     stat = procfs.process_stat(config.procfs, pid)
     if stat is None:
         return {"pid": pid, "found": False, "note": f"no process {pid} under {config.procfs}"}
-    facts, error = read_facts(config.procfs, stat)
+    facts, error = read_facts(config.procfs, stat, also=config.only_env[0] if config.only_env else "")
     answer: dict[str, Any] = {
         "pid": pid,
         "found": True,

@@ -148,12 +148,12 @@ def cgroup_paths(procfs: Path, pid: int) -> tuple[str, ...]:
 
 
 def command_line(procfs: Path, pid: int) -> tuple[str, ...]:
-    """Return the first 64 words of the command line; empty when not readable."""
+    """Return the first 16 words of the command line, each cut; empty when not readable."""
     try:
         data = read_small(procfs / str(pid) / "cmdline", 8192)
     except SourceError:
         return ()
-    return tuple(word.decode("utf-8", "replace") for word in data.split(b"\0")[:64] if word)
+    return tuple(word[:256].decode("utf-8", "replace") for word in data.split(b"\0")[:16] if word)
 
 
 def user_of(procfs: Path, pid: int) -> str:
