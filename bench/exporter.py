@@ -70,10 +70,19 @@ def figure(name: str, unit: str, value: float) -> dict[str, str | float]:
     return {"name": name, "unit": unit, "value": round(value, 5)}
 
 
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def tell(text: str) -> None:
+    """Print one line beside the result."""
+    sys.stderr.write(text + "\n")
+
+
 def measure(seconds: float, scrapes: int, run: RunDir) -> list[dict[str, str | float]]:
     """Return the figures of one run."""
     plan = LabPlan(nodes=1, gpus=8, hcas=8, ranks=8, step_seconds=1.0, job="bench")
-    stack = Stack(run, clean_environment(os.environ), lambda text: sys.stderr.write(text + "\n"))
+    stack = Stack(run, clean_environment(os.environ), _say)
     try:
         simulated.build_nodes(run, plan)
         for part in simulated.hardware(run, plan):
@@ -92,13 +101,13 @@ def measure(seconds: float, scrapes: int, run: RunDir) -> list[dict[str, str | f
         url = f"http://{ports.LOOPBACK}:{port}/metrics"
         figures = [_costs(pid, url, seconds)]
         figures.append(_scrapes(url, scrapes, "scrape"))
-        inject.strike(run, Fault(kind="driver_hang", at=0.0, node=node))
+        inject.strike(run, Fault.model_validate({"kind": "driver_hang", "at": "0s", "node": node}))
         time.sleep(2 * INTERVAL)
         figures.append(_scrapes(url, scrapes, "scrape_driver_hung"))
         return [one for some in figures for one in some]
     finally:
         for problem in stack.stop():
-            sys.stderr.write(problem + "\n")
+            tell(problem)
 
 
 def _costs(pid: int, url: str, seconds: float) -> list[dict[str, str | float]]:

@@ -8,6 +8,7 @@ With ``--check`` nothing is written; the exit status is 1 when a page is not wha
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -180,30 +181,35 @@ def flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction | argparse._HelpAction):
             continue
+        if action.help == argparse.SUPPRESS:
+            continue
         name = (
             ", ".join(f"`{flag}`" for flag in action.option_strings) or f"`{action.metavar or action.dest}`"
         )
-        text = "" if action.help in (None, argparse.SUPPRESS) else str(action.help)
-        yield name, text % {**vars(action), "prog": parser.prog}
+        yield name, (action.help or "") % {**vars(action), "prog": parser.prog}
 
 
-def commands_of(parser: argparse.ArgumentParser, level: int = 2) -> list[str]:
+def commands_of(parser: argparse.ArgumentParser, level: int = 2, meaning: str = "") -> list[str]:
     """Return the part of the command page about one parser and its commands."""
     parts = [f"{'#' * level} {parser.prog}", ""]
-    if parser.description:
-        parts += [parser.description, ""]
+    about = parser.description or meaning
+    if about:
+        parts += [f"{about[0].upper()}{about[1:].rstrip('.')}.", ""]
     rows = list(flags(parser))
     if rows:
         parts.append(table(("argument", "meaning"), rows))
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for below in dict.fromkeys(action.choices.values()):
-                parts += commands_of(below, level + 1)
+            meanings = {row.dest: row.help or "" for row in action._choices_actions}
+            for name, below in action.choices.items():
+                parts += commands_of(below, level + 1, meanings.get(name, ""))
     return parts
 
 
 def commands_page() -> str:
     """Return docs/commands.md."""
+    # A default that comes from this shell is nobody else's default.
+    os.environ.pop("TOCSIN_REMEDIATOR_JOURNAL", None)
     from tocsin_common.bundle import cli as bundle_cli
     from tocsin_exporter import cli as exporter_cli
     from tocsin_lab import cli as lab_cli

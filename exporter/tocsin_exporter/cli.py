@@ -49,8 +49,8 @@ def _parser() -> argparse.ArgumentParser:
         help="[host]:port (default: %(default)s)",
     )
     add("--node.name", dest="node", default="", metavar="NAME", help="node label (default: short host name)")
-    add("--path.procfs", dest="procfs", default="/proc", metavar="DIR")
-    add("--path.sysfs", dest="sysfs", default="/sys", metavar="DIR")
+    add("--path.procfs", dest="procfs", default="/proc", metavar="DIR", help="another proc tree")
+    add("--path.sysfs", dest="sysfs", default="/sys", metavar="DIR", help="another sysfs")
     add("--path.kmsg", dest="kmsg", default="/dev/kmsg", metavar="FILE", help="kernel log, device or file")
     add("--path.state", dest="state", default="", metavar="FILE", help="keep event counts over restarts here")
     add(
@@ -68,7 +68,11 @@ def _parser() -> argparse.ArgumentParser:
         help="longest cycle (default: %(default)s)",
     )
     add(
-        "--collect.interval", dest="interval", default="5s", metavar="DURATION", help="(default: %(default)s)"
+        "--collect.interval",
+        dest="interval",
+        default="5s",
+        metavar="DURATION",
+        help="time between two readings (default: %(default)s)",
     )
     add(
         "--identity.only-env",
@@ -77,14 +81,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="only processes with this variable, for several virtual nodes on one machine",
     )
-    add("--ebpf.backend", dest="ebpf", default="libbpf", metavar="libbpf|off", help="(default: %(default)s)")
+    add(
+        "--ebpf.backend",
+        dest="ebpf",
+        default="libbpf",
+        metavar="libbpf|off",
+        help="what loads the probes (default: %(default)s)",
+    )
     add("--tier", default="fabric", metavar="core|fabric|deep", help="which series (default: %(default)s)")
     add(
         "--log.level",
         dest="log_level",
         default="info",
         metavar="|".join(_LEVELS),
-        help="(default: %(default)s)",
+        help="least level that is logged (default: %(default)s)",
     )
     for name in COLLECTORS:
         add(
@@ -99,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     commands.add_parser("doctor", help="what this node offers and lacks, and what each lack costs")
     one = commands.add_parser("identity", help="what is believed about a process, and from which source")
-    one.add_argument("pid", metavar="PID")
+    one.add_argument("pid", metavar="PID", help="the process")
     for name, what in (("parse-log", "job output"), ("parse-kmsg", "a kernel log")):
         command = commands.add_parser(name, help=f"the events recognised in {what}, as JSON lines")
         command.add_argument("file", metavar="FILE", help="a file, or - for standard input")

@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     about = scenario.add_subparsers(dest="about", required=True, metavar="WHAT")
     about.add_parser("schema", help="print the JSON Schema of a scenario file")
     check = about.add_parser("check", help="read scenario files and say what is wrong with them")
-    check.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="scenario files")
     about.add_parser("list", help="list the shipped scenarios")
 
     add_job_parser(commands)

@@ -178,7 +178,8 @@ class Player:
 
     def _approve(self) -> None:
         expected = self._found.expect.labels or {}
-        found = [one for one in incidents.listed(self._lab.remediator) if one["family"] == expected.get("family")]
+        every = incidents.listed(self._lab.remediator)
+        found = [one for one in every if one["family"] == expected.get("family")]
         for one in found:
             if one["state"] == "awaiting_approval" and one["id"] not in self._approved:
                 incidents.approve(self._lab.run, str(one["id"]))

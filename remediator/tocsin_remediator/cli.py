@@ -85,6 +85,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+_LISTEN: Final = "address to serve on (default: 127.0.0.1:9837)"
+_ASKED: Final = "default: %(default)s"
+_LARGEST: Final = "largest webhook body (default: %(default)s)"
+_LEVEL: Final = "how far it may go by itself"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tocsin-remediator", description="From an alert to a verified fix.")
     parser.add_argument("--version", action="version", version=f"tocsin-remediator {__version__}")
@@ -101,48 +107,54 @@ def _parser() -> argparse.ArgumentParser:
     sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     one = sub.add_parser("serve", parents=[every, books], help="take alerts and work on incidents")
-    one.add_argument("--listen", type=_address, default=("127.0.0.1", 9837), metavar="HOST:PORT")
-    one.add_argument("--prometheus-url", type=_url, default="http://127.0.0.1:9090")
-    one.add_argument("--alertmanager-url", type=_url, default="http://127.0.0.1:9093")
+    one.add_argument(
+        "--listen", type=_address, default=("127.0.0.1", 9837), metavar="HOST:PORT", help=_LISTEN
+    )
+    one.add_argument("--prometheus-url", type=_url, default="http://127.0.0.1:9090", help=_ASKED)
+    one.add_argument("--alertmanager-url", type=_url, default="http://127.0.0.1:9093", help=_ASKED)
     one.add_argument("--config", type=Path, help="YAML file (default: everything at its default)")
     one.add_argument("--dry-run", action="store_true", help="record what would be done, do nothing")
-    one.add_argument("--max-body", type=_positive, default=_MAX_BODY, metavar="BYTES")
+    one.add_argument("--max-body", type=_positive, default=_MAX_BODY, metavar="BYTES", help=_LARGEST)
     one.add_argument(
-        "--log.level", dest="log_level", default="info", choices=("debug", "info", "warning", "error")
+        "--log.level",
+        dest="log_level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="least level that is logged (default: %(default)s)",
     )
     one.set_defaults(run=_serve)
 
     one = sub.add_parser("incidents", parents=[every], help="list incidents")
-    one.add_argument("--json", action="store_true")
+    one.add_argument("--json", action="store_true", help="print JSON")
     one.add_argument("--open", action="store_true", help="only those that are not closed")
     one.set_defaults(run=commands.incidents)
 
     one = sub.add_parser("show", parents=[every], help="everything about one incident")
-    one.add_argument("id", type=_positive)
-    one.add_argument("--json", action="store_true")
+    one.add_argument("id", type=_positive, help="the incident's number")
+    one.add_argument("--json", action="store_true", help="print JSON")
     one.set_defaults(run=commands.show)
 
     one = sub.add_parser("approve", parents=[every], help="let the plan of an incident run")
-    one.add_argument("id", type=_positive)
+    one.add_argument("id", type=_positive, help="the incident's number")
     one.add_argument("--by", default="", help="who approves (default: the user of this shell)")
     one.add_argument("--plan", default="", help="refuse unless the plan has this digest")
     one.set_defaults(run=commands.approve)
 
     one = sub.add_parser("reject", parents=[every], help="refuse a plan, or close an incident by hand")
-    one.add_argument("id", type=_positive)
-    one.add_argument("--reason", required=True)
-    one.add_argument("--by", default="")
+    one.add_argument("id", type=_positive, help="the incident's number")
+    one.add_argument("--reason", required=True, help="why, for the record")
+    one.add_argument("--by", default="", help="who decides (default: the user of this shell)")
     one.set_defaults(run=commands.reject)
 
     one = sub.add_parser("shadow", parents=[every], help="what would have been done, by runbook")
-    one.add_argument("runbook", nargs="?")
-    one.add_argument("--json", action="store_true")
+    one.add_argument("runbook", nargs="?", help="only this one")
+    one.add_argument("--json", action="store_true", help="print JSON")
     one.set_defaults(run=commands.shadow)
 
     one = sub.add_parser("promote", parents=[every, books], help="give a runbook a level")
-    one.add_argument("runbook")
-    one.add_argument("--level", required=True, choices=("recommend", "approve", "auto"))
-    one.add_argument("--by", default="")
+    one.add_argument("runbook", help="its name")
+    one.add_argument("--level", required=True, choices=("recommend", "approve", "auto"), help=_LEVEL)
+    one.add_argument("--by", default="", help="who decides (default: the user of this shell)")
     one.set_defaults(run=commands.promote)
 
     for name, text in (
@@ -154,12 +166,12 @@ def _parser() -> argparse.ArgumentParser:
         one.set_defaults(run=commands.switch)
 
     one = sub.add_parser("check-runbooks", help="check a folder of runbooks")
-    one.add_argument("dir", type=Path, nargs="?")
+    one.add_argument("dir", type=Path, nargs="?", help="the folder")
     one.add_argument("--schema", action="store_true", help="print the JSON Schema instead")
     one.set_defaults(run=commands.check_runbooks)
 
     one = sub.add_parser("case", parents=[every], help="print a case file")
-    one.add_argument("id", type=_positive)
-    one.add_argument("--format", default="md", choices=("html", "json", "md"))
+    one.add_argument("id", type=_positive, help="the incident's number")
+    one.add_argument("--format", default="md", choices=("html", "json", "md"), help="default: %(default)s")
     one.set_defaults(run=commands.case)
     return parser

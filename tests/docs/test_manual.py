@@ -74,7 +74,13 @@ def test_every_runbook_is_linked_from_the_manual(root: Path) -> None:
 def test_every_collector_has_its_flags_in_the_manual(root: Path) -> None:
     page = (root / "docs" / "commands.md").read_text("utf-8")
 
-    assert [name for name in COLLECTORS if f"collector.{name}`" not in page] == []
+    assert [name for name in COLLECTORS if f"`--no-collector.{name}`" not in page] == []
+
+
+def test_every_argument_has_a_meaning(root: Path) -> None:
+    page = (root / "docs" / "commands.md").read_text("utf-8").splitlines()
+
+    assert [line for line in page if line.startswith("| `") and line.rstrip(" |").endswith("`")] == []
 
 
 def test_the_contract_flags_are_in_the_manual(root: Path) -> None:

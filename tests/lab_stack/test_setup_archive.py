@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -191,6 +192,36 @@ def test_programs_are_linked_under_their_usual_names(tmp_path: Path) -> None:
 
     assert found == dict.fromkeys(("prometheus", "promtool", "alertmanager", "amtool"), "3.5.3")
     assert (tmp_path / "bin" / "alertmanager").resolve() == folder / "prometheus-alertmanager"
+
+
+def test_a_program_finds_its_data_beside_it_from_any_folder(tmp_path: Path) -> None:
+    """Debian's builds have /usr/share built in; the copy is led to its own folder, byte for byte as long."""
+    folder = tmp_path / "root" / "usr" / "bin"
+    data = tmp_path / "root" / "usr" / "share" / "prometheus"
+    for made in (folder, data):
+        made.mkdir(parents=True)
+    (data / "page").write_text("the page\n")
+    program = folder / "prometheus"
+    program.write_text('#!/bin/sh\ncat "/usr/share/prometheus/page"; echo "$1"\n')
+    size = program.stat().st_size
+
+    assert archive.relocate(program)
+    assert program.stat().st_size == size
+    link = tmp_path / "bin" / "prometheus"
+    link.parent.mkdir()
+    link.write_text(archive.wrapper(program, data, link.parent))
+    link.chmod(0o755)
+    done = subprocess.run([link, "argument"], cwd="/", capture_output=True, text=True, check=True)
+
+    assert done.stdout == "the page\nargument\n"
+
+
+def test_a_program_without_data_is_left_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "amtool"
+    program.write_text("#!/bin/sh\n")
+
+    assert not archive.relocate(program)
+    assert program.read_text() == "#!/bin/sh\n"
 
 
 def test_a_program_that_does_not_start_is_not_linked(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_the_installed_scenarios_are_found_without_a_checkout(installed: Path, t
 def test_the_simulator_builds_from_the_wheels_own_sources(installed: Path, tmp_path: Path) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
-    argv = [sys.executable, "-m", "tocsin_lab.sim.build", "--out", tmp_path / "lib"]
+    argv = [sys.executable, "-m", "tocsin_lab.sim.build", "--out", str(tmp_path / "lib")]
     _run(argv, tmp_path, PYTHONPATH=str(installed))
 
     assert (tmp_path / "lib" / "libnvidia-ml.so.1").is_file()

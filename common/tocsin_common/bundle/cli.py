@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("render", help="write the rendered rules and dashboards of this checkout")
     one.add_argument("--check", action="store_true", help="write nothing, exit 1 when a file is stale")
     two = commands.add_parser("export", help="copy the bundle into a folder of yours")
-    two.add_argument("folder", type=Path)
+    two.add_argument("folder", type=Path, help="where to; created if need be")
     two.add_argument(
         "--set",
         action="append",

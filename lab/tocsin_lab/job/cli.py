@@ -26,10 +26,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
         return one
 
     start = command("start", "create the job unless it exists, and run it")
-    start.add_argument("--ranks", type=int, default=6)
-    start.add_argument("--step-seconds", type=float, default=1.0)
-    start.add_argument("--seed", type=int, default=1)
-    start.add_argument("--total-steps", type=int, default=20000)
+    start.add_argument("--ranks", type=int, default=6, help="how many (%(default)s)")
+    start.add_argument(
+        "--step-seconds", type=float, default=1.0, help="length of a healthy step (%(default)s)"
+    )
+    start.add_argument("--seed", type=int, default=1, help="of the loss curve (%(default)s)")
+    start.add_argument("--total-steps", type=int, default=20000, help="when it ends (%(default)s)")
     start.add_argument("--checkpoint-every", type=int, default=30, help="in steps; 0: never (%(default)s)")
     start.add_argument(
         "--on-rank-exit", choices=("wait", "kill"), default="wait", help="what happens to its peers"
@@ -43,7 +45,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--exclude-node", default=None, help="move the ranks of this node to spare GPUs elsewhere"
     )
     move = command("move-rank", "restart from the last checkpoint with one rank on another GPU")
-    move.add_argument("--rank", type=int, required=True)
+    move.add_argument("--rank", type=int, required=True, help="the rank to move")
     move.add_argument("--avoid-gpu", required=True, help="UUID of the GPU to leave")
     stop = command("stop", "end the ranks")
     stop.add_argument("--launcher", action="store_true", help="end the launcher too")
