@@ -191,7 +191,7 @@ def build(config: Config) -> App:
 
     bpf: BpfSource | None = None
     if config.ebpf_backend != "off" and wanted & {"cuda", "nccl", "output", "exits"}:
-        bpf = BpfSource(resolver, errors, proc=config.procfs)
+        bpf = BpfSource(resolver, errors, proc=config.procfs, wanted=wanted)
 
     output_source = OutputSource(resolver, errors, bpf, proc=config.procfs)
     exit_facts = exits.build(bpf, resolver, output_source)
@@ -225,14 +225,13 @@ def build(config: Config) -> App:
         (host_source, {"host"}),
     )
     parts: list[_Part] = [source for source, readers in polled if readers & wanted]
+    # Before the probes, or their first news find nobody.
     if "exits" in wanted:
-        # Before the probes, or their first news find nobody.
         parts.append(exit_facts)
+    if "output" in wanted:
+        parts.append(output_source)
     if bpf is not None:
         parts.append(bpf)
-    if "output" in wanted:
-        # After the probes: whether output is captured decides whether files are tailed.
-        parts.append(output_source)
     log.info(
         "built node=%s pid=%d interval=%gs collectors=%s",
         config.node,

@@ -222,3 +222,20 @@ def bpf_descriptors() -> list[str]:
         except OSError:
             continue
     return [name for name in names if "bpf" in name or "perf_event" in name]
+
+
+def test_what_is_not_wanted_is_not_attached(watch: Start, new_rank: Start, view: Any) -> None:
+    """
+    A collector that is turned off costs no probe: its calls and its output are not seen.
+    """
+    rank = new_rank()
+    view.add(rank.pid)
+    watched = watch(view, wanted={"nccl"})
+    watched.probed("nccl")
+
+    rank.do("launch 5", "group 2", "print unseen", "newline")
+    counts = watched.rank()
+
+    assert {"nccl"} == counts.layers
+    assert [0, 2] == [calls(counts, op) for op in ("launch", "group_end")]
+    assert 0 == counts.stat.out_bytes

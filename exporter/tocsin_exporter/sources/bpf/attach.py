@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -41,10 +41,13 @@ class _File:
 
 
 class Attacher:
-    """Attaches to files by inode. Used from one thread."""
+    """Attaches to files by inode, for *layers* among ``cuda`` and ``nccl``. Used from one thread."""
 
-    def __init__(self, proc: Path, programs: Programs, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, proc: Path, programs: Programs, layers: Collection[str], clock: Callable[[], float]
+    ) -> None:
         self._proc = proc
+        self._layers = layers
         self._programs = programs
         self._clock = clock
         self._files: dict[tuple[int, int], _File] = {}
@@ -69,7 +72,7 @@ class Attacher:
             return entry
         with open_mapped(self._proc, pid, mapping) as file:
             try:
-                library = read_library(file, mapping)
+                library = read_library(file, mapping, self._layers)
             except SourceError as err:
                 log.warning("ebpf library=%s: %s", mapping.path, err.detail)
                 library = Library((-2, mapping.inode), (), frozenset())

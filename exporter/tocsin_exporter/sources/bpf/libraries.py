@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -105,16 +106,15 @@ def open_mapped(proc: Path, pid: int, mapping: Mapping) -> BinaryIO:
         raise SourceError("unsupported", f"{exact}: {err.strerror}") from err
 
 
-def read_library(file: BinaryIO, mapping: Mapping) -> Library:
-    """Return what is to be probed in an open file; nothing for one without known symbols."""
+def read_library(file: BinaryIO, mapping: Mapping, layers: Collection[str]) -> Library:
+    """Return what is to be probed in an open file for *layers*; nothing for one without known symbols."""
     status = os.fstat(file.fileno())
-    names = {name for wanted in SYMBOLS.values() for name in wanted}
-    if "libcuda.so" not in mapping.path:
-        # Only the driver has driver calls; a shim that exports the names too would count twice.
-        names = set(SYMBOLS["nccl"])
+    # Only the driver has driver calls; a shim that exports the names too would count twice.
+    possible = {"nccl"} if "libcuda.so" not in mapping.path else set(SYMBOLS)
+    names = {name for layer in possible & set(layers) for name in SYMBOLS[layer]}
     found = elf.read_dynamic(file, names)
-    layers = frozenset(layer for layer, wanted in SYMBOLS.items() if wanted & found.keys())
-    return Library((status.st_dev, status.st_ino), sites(found), layers)
+    present = frozenset(layer for layer, wanted in SYMBOLS.items() if wanted & found.keys())
+    return Library((status.st_dev, status.st_ino), sites(found), present)
 
 
 def is_probed_elsewhere(proc: Path, pid: int, mapping: Mapping, file: BinaryIO, library: Library) -> bool:

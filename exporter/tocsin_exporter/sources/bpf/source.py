@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +28,11 @@ from tocsin_exporter.sources.bpf.records import (
 from tocsin_exporter.sources.bpf.tracefs import tracepoint_ids
 from tocsin_exporter.sources.latest import ErrorCounter
 
-__all__ = ["BpfSource"]
+__all__ = ["WANTED", "BpfSource"]
 
 log = logging.getLogger(__name__)
+
+WANTED = frozenset({"cuda", "nccl", "output", "exits"})
 
 _NAME = "ebpf"
 _POLL_SECONDS = 0.25
@@ -62,6 +64,7 @@ class BpfSource:
     """
     Counts of CUDA and NCCL calls, output and exits of the processes that *identity* knows.
 
+    ``wanted`` are the collectors to serve (`WANTED` at most); nothing is attached for others.
     `start` never raises: what does not work here is in ``failures`` by part (``probes``,
     ``output``, ``exits``), and the rest works. Listeners are called from the source's thread.
     """
@@ -73,6 +76,7 @@ class BpfSource:
         *,
         proc: Path = Path("/proc"),
         object_path: Path = OBJECT,
+        wanted: Collection[str] = WANTED,
         limits: Limits | None = None,
         rungs: Iterable[Rung] = tuple(Rung),
         poll: float = _POLL_SECONDS,
@@ -84,6 +88,7 @@ class BpfSource:
         self._identity = identity
         self._errors = errors
         self._proc = proc
+        self._wanted = frozenset(wanted)
         self._object = object_path
         self._limits = limits or Limits()
         self._rungs = tuple(rungs)
@@ -135,16 +140,18 @@ class BpfSource:
             log.warning("ebpf is off: %s", err.detail)
             self._close()
             return
-        self._attacher = Attacher(self._proc, self._programs, self._clock)
+        self._attacher = Attacher(self._proc, self._programs, self._wanted, self._clock)
         try:
+            # Also without the collector: an end is when a target's place becomes free.
             self._programs.attach_exit()
         except SourceError as err:
             self._failed("exits", err)
-        try:
-            numbers = tracepoint_ids(_TRACEPOINTS.values())
-            self._programs.attach_output({program: numbers[name] for program, name in _TRACEPOINTS.items()})
-        except SourceError as err:
-            self._failed("output", err)
+        if "output" in self._wanted:
+            try:
+                numbers = tracepoint_ids(_TRACEPOINTS.values())
+                self._programs.attach_output({key: numbers[name] for key, name in _TRACEPOINTS.items()})
+            except SourceError as err:
+                self._failed("output", err)
         log.info("ebpf started rung=%s", self._programs.rung.value)
         self._identity.subscribe(self._arrived, self._departed)
         self._thread = threading.Thread(target=self._run, name="source-ebpf", daemon=True)
