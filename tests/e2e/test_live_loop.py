@@ -120,6 +120,10 @@ def test_an_exporter_with_a_hung_driver_answers_and_says_so(lab: Lab) -> None:
     )
 
 
+def _verdicts(lab: Lab) -> list[dict[str, str]]:
+    return [labels for labels, _ in http.query(lab.prometheus, "tocsin_job:verdict:info")]
+
+
 def _incident(lab: Lab, family: str) -> dict[str, Any]:
     found = [one for one in incidents.listed(lab.remediator) if one["family"] == family]
     return found[-1] if found else {"state": "none", "id": 0}
@@ -128,9 +132,14 @@ def _incident(lab: Lab, family: str) -> dict[str, Any]:
 def test_a_killed_remediator_finishes_what_was_approved_and_does_it_once(lab: Lab) -> None:
     """kill -9 right after the approval, and again while it verifies."""
     job = JobPaths(lab.run.root, lab.plan.job)
-    _watch(lab, 180, lambda: not http.query(lab.prometheus, "tocsin_job:verdict:info"))
+    _watch(lab, 180, lambda: not _verdicts(lab))
     before = control.status(job)["attempt"]
     inject.strike(lab.run, Fault.model_construct(kind="rank_exit", at=0.0, rank=1, signal=9))
+    # Thirty seconds is the family's deadline; the first row must be the right one.
+    assert _watch(lab, 30, lambda: bool(_verdicts(lab)))
+    assert [(row["family"], row["verdict"], row["rank"]) for row in _verdicts(lab)] == [
+        ("DeadRank", "job", "1")
+    ]
     assert _watch(lab, 90, lambda: _incident(lab, "DeadRank")["state"] == "awaiting_approval")
     # Now the dashboards' questions for the verdict have their answer too.
     assert [query for query in _empty(lab) if "tocsin_job:contributor:info" not in query] == []
