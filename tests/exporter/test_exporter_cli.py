@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import contextlib
+import http.client
 import json
 import os
 import shutil
