@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tocsin_remediator import checks, promql, typed
-from tocsin_remediator.casefile.collect import for_job
+from tocsin_remediator.casefile.collect import for_job, unfiltered
 from tocsin_remediator.errors import PrometheusError, QueryFailure, Refused
 from tocsin_remediator.model import CheckResult, Verdict
 from tocsin_remediator.prometheus import Answer, Sample
@@ -195,6 +195,23 @@ def test_where_a_variable_may_stand(query: str, expected: str | None) -> None:
     Only as the whole of a quoted equality matcher.
     """
     assert expected == promql.misplaced(query)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        pytest.param("up == 0", "up", id="a comparison at the end"),
+        pytest.param('m{a="1"} >= 0.5', 'm{a="1"}', id="after a selector"),
+        pytest.param("a and b == 1", "a and b == 1", id="part of a set operation"),
+        pytest.param("sum(a > 1)", "sum(a > 1)", id="inside"),
+        pytest.param("a / b", "a / b", id="none"),
+    ],
+)
+def test_a_filter_is_taken_off_to_see_the_value(query: str, expected: str) -> None:
+    """
+    Quiet evidence shows how far from firing it is, where that can be told.
+    """
+    assert expected == unfiltered(query)
 
 
 @pytest.mark.parametrize(

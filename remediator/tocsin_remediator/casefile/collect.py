@@ -26,6 +26,9 @@ _LOOKBACK: Final = 900.0
 _LABEL: Final = re.compile(r"\{\{-?\s*\$labels\.([A-Za-z_][A-Za-z0-9_]*)\s*-?\}\}")
 _MATCHER: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"\{\{-?\s*\$labels\.[A-Za-z_]\w*\s*-?\}\}"')
 
+_COMPARISON: Final = re.compile(r"\s*(?:==|!=|<=|>=|<|>)\s*-?[0-9.]+(?:e[+-]?[0-9]+)?\s*$")
+_SET_OPERATOR: Final = re.compile(r"\b(?:and|or|unless)\b")
+
 _PLOTS: Final = (
     ("Steps per second", "tocsin_job:steps_per_second:rate1m", ""),
     ("Step", "tocsin_job:step:max", ""),
@@ -220,7 +223,7 @@ def _quiet(
     missing: list[dict[str, Any]],
 ) -> None:
     # The rule itself decides; its evidence query shows how far from firing it is.
-    evidence = for_job(rule.annotations.get("evidence", ""), incident.subject)
+    evidence = unfiltered(for_job(rule.annotations.get("evidence", ""), incident.subject))
     query = evidence or rule.query
     values: list[dict[str, Any]] = []
     note = ""
@@ -243,6 +246,18 @@ def _quiet(
     )
     # A rule whose evidence has no series has not been ruled out: it had nothing to look at.
     (missing if note else quiet).append(statement)
+
+
+def unfiltered(query: str) -> str:
+    """
+    The query without a comparison with a number at its end.
+
+    Such an evidence query is empty when all is well, which looks like having nothing to look at.
+    """
+    shorter = _COMPARISON.sub("", query)
+    # Only where the comparison is the outermost part: then what is left stands for itself.
+    balanced = all(shorter.count(a) == shorter.count(b) for a, b in ("()", "[]", "{}"))
+    return shorter if balanced and not _SET_OPERATOR.search(shorter) else query
 
 
 def for_job(template: str, job_id: str) -> str:
