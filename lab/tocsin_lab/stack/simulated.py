@@ -12,7 +12,9 @@ from tocsin_lab.stack.plan import LabPlan
 from tocsin_lab.stack.programs import checkout
 from tocsin_lab.stack.rundir import RunDir
 
-NODE_VARIABLE = "TOCSIN_LAB_NODE"
+# The node's state file and not its name: two labs on one machine both have a gpu-001, and each
+# exporter must see its own ranks only.
+NODE_VARIABLE = "TOCSIN_SIM_DEVICES"
 
 
 def library_folder(run: RunDir) -> Path:
@@ -49,6 +51,6 @@ def exporter_flags(run: RunDir, node: str) -> tuple[tuple[str, ...], dict[str, s
         *("--path.sysfs", str(paths.sysfs)),
         *("--path.kmsg", str(paths.kmsg)),
         *("--nvml.library", str(library_folder(run) / "libnvidia-ml.so.1")),
-        *("--identity.only-env", f"{NODE_VARIABLE}={node}"),
+        *("--identity.only-env", f"{NODE_VARIABLE}={paths.devices}"),
     )
     return flags, {"TOCSIN_SIM_DEVICES": str(paths.devices)}
