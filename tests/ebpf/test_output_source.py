@@ -45,9 +45,18 @@ class Known:
             arrived(each)
 
 
-def source(*processes: ProcessIdentity) -> tuple[OutputSource, Known]:
+class Clock:
+    """A clock that the test moves."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def source(*processes: ProcessIdentity, clock: Clock | None = None) -> tuple[OutputSource, Known]:
     known = Known(*processes)
-    made = OutputSource(known, ErrorCounter(), None)
+    made = OutputSource(known, ErrorCounter(), None, clock=clock or Clock())
     known.subscribe(made._arrived, made._left)
     return made, known
 
@@ -159,6 +168,46 @@ def test_a_new_process_of_a_rank_begins_with_nothing() -> None:
 
     assert {("torchrun/demo", "0"): 7} == made.last_steps()
     assert [] == value(made, "tocsin_training_step", "0")
+
+
+def test_last_words_count_although_the_end_was_noticed_before() -> None:
+    """
+    Lines that arrive just after the end, even one without an end of its own, belong to the rank.
+    """
+    clock = Clock()
+    who = process(10, "0")
+    made, known = source(who, clock=clock)
+
+    known.left(who)
+    give(made, who, LINE.format(8, 2.5) + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")
+    clock.now += 3
+
+    assert {("torchrun/demo", "0"): 8} == made.last_steps()
+    assert [] == value(made, "tocsin_training_step", "0")
+    assert [1, 0, 0, 0] == value(made, "tocsin_training_events_total", "0")
+
+
+def test_failures_outlive_the_rank_and_its_next_attempt_adds_to_them() -> None:
+    """
+    What a rank died of is served for 15 minutes, and the count never falls between attempts.
+    """
+    clock = Clock()
+    who = process(10, "0")
+    made, known = source(who, clock=clock)
+    give(made, who, "RuntimeError: CUDA error: out of memory\n")
+    known.left(who)
+    clock.now += 890
+    assert [1, 0, 0, 0] == value(made, "tocsin_training_events_total", "0")
+
+    made._arrived(process(11, "0"))
+    give(made, process(11, "0"), "RuntimeError: CUDA error: out of memory\n")
+    assert [2, 0, 0, 0] == value(made, "tocsin_training_events_total", "0")
+
+    made._left(process(11, "0"))
+    clock.now += 910
+    value(made, "tocsin_training_events_total", "0")
+
+    assert [] == value(made, "tocsin_training_events_total", "0")
 
 
 def test_files_are_followed_from_their_end(tmp_path: Path) -> None:

@@ -61,12 +61,14 @@ class OutputCollector:
                 samples.append(Sample("tocsin_training_output_lines_total", key, rank.lines))
                 samples.append(Sample("tocsin_training_output_dropped_bytes_total", key, dropped))
                 samples.extend(_training(key, rank.training))
+            for key, failures in self._source.ended_failures().items():
+                # Mostly printed right before the end, so that no scrape came between.
+                samples.extend(_failures(key, failures))
         yield from samples
 
 
 def _training(key: tuple[str, str], training: Training) -> Iterator[Sample]:
-    for event, count in training.failures.items():
-        yield Sample("tocsin_training_events_total", (*key, event), count)
+    yield from _failures(key, training.failures)
     for field, name in _COUNTERS.items():
         # Born at 0: the first non-finite loss must be an increase.
         yield Sample(name, key, getattr(training, field))
@@ -76,6 +78,11 @@ def _training(key: tuple[str, str], training: Training) -> Iterator[Sample]:
             yield Sample(name, key, value)
     if training.phase is not None:
         yield Sample("tocsin_training_phase", (*key, training.phase), 1)
+
+
+def _failures(key: tuple[str, str], counts: dict[str, int]) -> Iterator[Sample]:
+    for event, count in counts.items():
+        yield Sample("tocsin_training_events_total", (*key, event), count)
 
 
 def build(source: OutputSource, bpf: BpfSource | None) -> OutputCollector:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from tocsin_exporter.errors import SourceError
 from tocsin_exporter.identity.model import IdentityView, ProcessIdentity
@@ -23,12 +24,15 @@ __all__ = ["OutputSource", "RankOutput"]
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
+Fact = TypeVar("Fact")
 
 _ENDS = re.compile(rb"[\r\n\x08]+")
 _MAX_PARTIAL = 64 << 10
 _TAIL_SECONDS = 1.0
+# A rank's last lines may arrive after its end was noticed.
+_LAST_LINES_SECONDS = 2.0
 # As long as the terminal facts of a rank are served.
-_LAST_STEP_SECONDS = 900.0
+_FACT_SECONDS = 900.0
 
 
 @dataclass(slots=True)
@@ -71,6 +75,8 @@ class OutputSource:
         self._lock = threading.Lock()
         self._ranks: dict[Key, RankOutput] = {}
         self._last_steps: dict[Key, tuple[int, float]] = {}
+        self._failures: dict[Key, tuple[dict[str, int], float]] = {}
+        self._leaving: dict[tuple[int, int], tuple[ProcessIdentity, float]] = {}
         self._streams: dict[tuple[int, int, int], _Stream] = {}
         self._tails = Tails(proc)
         self._stopping = threading.Event()
@@ -96,47 +102,73 @@ class OutputSource:
         """Whether output is captured in the kernel rather than tailed."""
         return self._bpf is not None and self._bpf.works("output")
 
-    def ranks(self) -> dict[Key, RankOutput]:
-        """Return the ranks that live; read them under `lock`."""
-        return self._ranks
-
     @property
     def lock(self) -> threading.Lock:
-        """Guards what `ranks` returns."""
+        """Guards what `ranks` and `ended_failures` return."""
         return self._lock
+
+    def ranks(self) -> dict[Key, RankOutput]:
+        """Return the ranks that live; call and read under `lock`."""
+        self._settle()
+        return self._ranks
+
+    def ended_failures(self) -> dict[Key, dict[str, int]]:
+        """Return failure lines of ranks that ended in the last 15 minutes, by kind; call under `lock`."""
+        return {key: counts for key, (counts, _) in self._failures.items() if key not in self._ranks}
 
     def last_steps(self) -> dict[Key, int]:
         """Return the last step of ranks that ended in the last 15 minutes."""
-        now = self._clock()
         with self._lock:
-            self._last_steps = {
-                key: (step, when)
-                for key, (step, when) in self._last_steps.items()
-                if now - when < _LAST_STEP_SECONDS
-            }
+            self._settle()
             return {key: step for key, (step, _) in self._last_steps.items()}
 
     # processes
 
     def _arrived(self, process: ProcessIdentity) -> None:
+        key = (process.job_id, process.rank)
         with self._lock:
-            rank = self._ranks.setdefault((process.job_id, process.rank), RankOutput())
+            self._settle(key)
+            rank = self._ranks.get(key)
+            if rank is None:
+                rank = self._ranks[key] = RankOutput()
+                if key in self._failures:
+                    # What an attempt died of is often printed just before the next one begins.
+                    rank.training.failures = dict(self._failures[key][0])
             rank.processes.add((process.pid, process.start_ticks))
 
     def _left(self, process: ProcessIdentity) -> None:
-        key = (process.job_id, process.rank)
         with self._lock:
-            rank = self._ranks.get(key)
-            if rank is None:
-                return
-            rank.processes.discard((process.pid, process.start_ticks))
-            if not rank.processes:
-                # The next process of this rank is another attempt and begins with nothing.
-                del self._ranks[key]
-                if rank.training.step is not None:
-                    self._last_steps[key] = (rank.training.step, self._clock())
-            for stream in [name for name in self._streams if name[0] == process.pid]:
-                del self._streams[stream]
+            self._leaving[process.pid, process.start_ticks] = (process, self._clock())
+
+    def _settle(self, key: Key | None = None) -> None:
+        """Let go of processes that ended a while ago, and at once of those of *key*."""
+        now = self._clock()
+        for name, (process, when) in list(self._leaving.items()):
+            if now - when > _LAST_LINES_SECONDS or (process.job_id, process.rank) == key:
+                del self._leaving[name]
+                self._end(process, when)
+        _forget(self._last_steps, now)
+        _forget(self._failures, now)
+
+    def _end(self, process: ProcessIdentity, when: float) -> None:
+        key = (process.job_id, process.rank)
+        rank = self._ranks.get(key)
+        for name in [name for name in self._streams if name[0] == process.pid]:
+            stream = self._streams.pop(name)
+            if stream.partial.strip() and not stream.overlong:
+                self._line(stream, process, stream.partial, when)
+            for event in stream.parser.flush():
+                if rank is not None and process.rank:
+                    rank.training.apply(event, when)
+        if rank is None:
+            return
+        rank.processes.discard((process.pid, process.start_ticks))
+        if not rank.processes:
+            # The next process of this rank is another attempt and begins with nothing.
+            del self._ranks[key]
+            self._failures[key] = (rank.training.failures, when)
+            if rank.training.step is not None:
+                self._last_steps[key] = (rank.training.step, when)
 
     def _owner(self, process: ProcessIdentity, named: int | None) -> RankOutput | None:
         """
@@ -214,3 +246,8 @@ class OutputSource:
             except Exception:
                 self._errors.add("output", "bad_data")
                 log.exception("output: reading failed")
+
+
+def _forget(facts: dict[Key, tuple[Fact, float]], now: float) -> None:
+    for key in [key for key, (_, when) in facts.items() if now - when > _FACT_SECONDS]:
+        del facts[key]
