@@ -189,7 +189,7 @@ def _lacks() -> list[str]:
     if programs.may_trace(programs.capabilities(status)):
         return []
     lack = (
-        "no right to trace (root or CAP_BPF and CAP_PERFMON): going on without CUDA, NCCL, job output "
-        "and exit evidence; device, driver and fabric evidence stay"
+        "no right to trace (root, or CAP_BPF with CAP_PERFMON): going on without CUDA and NCCL evidence; "
+        "job output is read from its log files, exits from /proc"
     )
     return [lack]
