@@ -18,7 +18,7 @@ from tocsin_lab.stack import http
 from tocsin_lab.stack.lab import Lab, Options, take_run_dir
 from tocsin_lab.stack.plan import LabPlan
 from tocsin_lab.stack.procs import log_tail
-from tocsin_lab.stack.rundir import RunDir, default_run_dir, read_record
+from tocsin_lab.stack.rundir import RunDir, default_run_dir, open_own, read_record
 
 LOOK_SECONDS = 2.0
 BACKGROUND_SECONDS = 120.0
@@ -38,6 +38,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self.asked = False
+        self.reason = ""
 
     @contextmanager
     def listen(self) -> Iterator[Stopping]:
@@ -52,6 +53,7 @@ class Stopping:
 
     def _note(self, number: int, _frame: object) -> None:
         first, self.asked = not self.asked, True
+        self.reason = self.reason or signal.Signals(number).name
         if first and number == signal.SIGINT:
             # Start-up waits in loops of its own; this gets it out of them.
             raise KeyboardInterrupt
@@ -80,7 +82,7 @@ def only_one(run: RunDir) -> Iterator[None]:
     """Keep a second lab out of the run directory while this one starts, runs and stops."""
     run.root.parent.mkdir(parents=True, exist_ok=True)
     path = run.root.parent / f".{run.root.name}.lock"
-    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    handle = open_own(path)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +118,7 @@ def run(arguments: argparse.Namespace, run_dir: RunDir) -> int:
         except LabError as err:
             failure = str(err)
             say(f"cannot start: {failure}")
-        say("stopping")
+        say(f"stopping ({stopping.reason})" if stopping.reason else "stopping")
         # From here on a second Ctrl-C must not leave anything behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         problems = lab.stop(keep=arguments.keep or bool(failure))
@@ -139,7 +141,8 @@ def _background(arguments: argparse.Namespace, run_dir: RunDir) -> int:
         argv += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
     run_dir.root.parent.mkdir(parents=True, exist_ok=True)
     log = run_dir.root.parent / f"{run_dir.root.name}.log"
-    with log.open("wb") as output:
+    with os.fdopen(open_own(log), "wb") as output:
+        output.truncate()
         started = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -177,7 +180,8 @@ def greeting(lab: Lab) -> list[str]:
     )
     lines.append(f"  watching      {what}")
     lines.append(f"  incidents     {lab.remediator}/incidents")
-    lines.append(f"  Prometheus    {lab.prometheus}/query?g0.expr=tocsin_job%3Averdict%3Ainfo")
+    # Debian's Prometheus comes without its pages; the API always answers.
+    lines.append(f"  Prometheus    {lab.prometheus}/api/v1/query?query=tocsin_job:verdict:info")
     lines.append(f"  Alertmanager  {lab.wiring.url(lab.wiring.alertmanager)}")
     for node, port in lab.wiring.exporters.items():
         lines.append(f"  exporter      {lab.wiring.url(port)}/metrics  ({node})")
