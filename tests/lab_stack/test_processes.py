@@ -158,6 +158,33 @@ def test_a_run_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     assert run.root.stat().st_mode & 0o077 == 0
 
 
+def test_a_record_that_others_could_have_written_ends_nothing(tmp_path: Path) -> None:
+    """It names processes, and whoever starts or stops a lab may be root."""
+    victim = procs.identify(os.getpid())
+    assert victim is not None
+    run = RunDir(tmp_path / "run")
+    run.prepare()
+    StackRecord(victim, rundir.boot_id(), True, {}).write(run.record)
+    assert rundir.read_record(run.record) is not None
+
+    run.root.chmod(0o777)
+    with pytest.raises(LabError, match="not a directory of this user alone"):
+        rundir.read_record(run.record)
+
+
+def test_a_file_beside_the_run_directory_is_never_reached_through_a_link(tmp_path: Path) -> None:
+    """Under /tmp a link of that name may lead to any file of ours."""
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (tmp_path / "run.log").symlink_to(precious)
+    os.mkfifo(tmp_path / "pipe.log")
+
+    for name in ("run.log", "pipe.log"):
+        with pytest.raises(LabError, match=name):
+            rundir.open_own(tmp_path / name)
+    assert precious.read_text() == "kept"
+
+
 def test_a_part_that_ends_is_told_with_its_log_and_started_again(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.prepare()

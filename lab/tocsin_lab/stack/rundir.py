@@ -22,6 +22,31 @@ def default_run_dir(env: Mapping[str, str], uid: int) -> Path:
     return Path("/tmp") / f"tocsin-lab-{uid}"  # noqa: S108 - made private and checked by prepare()
 
 
+def check_own(folder: Path) -> None:
+    """LabError unless *folder* is a directory that this user alone can write to."""
+    seen = folder.lstat()
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o022:
+        raise LabError(f"{folder} is not a directory of this user alone; choose another with --run-dir")
+
+
+def open_own(path: Path) -> int:
+    """
+    Open or create a file that lies beside a run directory, for this user alone; returns the descriptor.
+
+    In /tmp another user may have put a link or a file of that name there first: LabError.
+    """
+    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as err:
+        raise LabError(f"{path}: {err.strerror}; remove it, or choose another --run-dir") from err
+    seen = os.fstat(descriptor)
+    if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise LabError(f"{path} is not a file of this user; choose another --run-dir")
+    return descriptor
+
+
 @dataclass(frozen=True)
 class RunDir:
     """The paths of one lab (CONTRIBUTING, "the lab's run directory")."""
@@ -51,11 +76,7 @@ class RunDir:
         try:
             self.root.mkdir(mode=0o700)
         except FileExistsError:
-            seen = self.root.lstat()
-            if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
-                raise LabError(
-                    f"{self.root} is not a directory of this user; choose another with --run-dir"
-                ) from None
+            check_own(self.root)
         for folder in (self.logs, self.root / "nodes", self.root / "jobs"):
             folder.mkdir(exist_ok=True)
 
@@ -102,8 +123,13 @@ class StackRecord:
 
 
 def read_record(path: Path) -> StackRecord | None:
-    """Return the record of a lab; None when there is none, LabError when it cannot be read as one."""
+    """
+    Return the record of a lab; None when there is none, LabError when it cannot be read as one.
+
+    It names processes that may be ended, so a directory that somebody else can write to has none.
+    """
     try:
+        check_own(path.parent)
         body = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
