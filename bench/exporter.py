@@ -70,10 +70,6 @@ def figure(name: str, unit: str, value: float) -> dict[str, str | float]:
     return {"name": name, "unit": unit, "value": round(value, 5)}
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-
-
 def tell(text: str) -> None:
     """Print one line beside the result."""
     sys.stderr.write(text + "\n")
@@ -82,7 +78,7 @@ def tell(text: str) -> None:
 def measure(seconds: float, scrapes: int, run: RunDir) -> list[dict[str, str | float]]:
     """Return the figures of one run."""
     plan = LabPlan(nodes=1, gpus=8, hcas=8, ranks=8, step_seconds=1.0, job="bench")
-    stack = Stack(run, clean_environment(os.environ), _say)
+    stack = Stack(run, clean_environment(os.environ), tell)
     try:
         simulated.build_nodes(run, plan)
         for part in simulated.hardware(run, plan):

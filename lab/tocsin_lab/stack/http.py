@@ -54,7 +54,10 @@ def query_range(
 
 
 def _result(url: str) -> list[dict[str, Any]]:
-    body = json.loads(get(url))
+    try:
+        body = json.loads(get(url))
+    except ValueError as err:
+        raise LabError(f"{url}: the answer is no JSON") from err
     if body.get("status") != "success":
         raise LabError(f"{url}: {body.get('error', 'no result')}")
     result: list[dict[str, Any]] = body["data"]["result"]
