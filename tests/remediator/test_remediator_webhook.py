@@ -135,6 +135,28 @@ def test_other_answers(shared: tuple[str, Site]) -> None:
     } == codes
 
 
+@pytest.mark.parametrize("number", ["9999", "-1", str(2**63), str(-(2**63)), "9" * 40])
+@pytest.mark.parametrize("path", ["/incidents/{}", "/api/v1/incidents/{}", "/api/v1/incidents/{}/case"])
+def test_a_number_without_an_incident(shared: tuple[str, Site], path: str, number: str) -> None:
+    """
+    A number of any size that is no incident's is 404.
+    """
+    answer = requests.get(shared[0] + path.format(number), timeout=5)
+
+    assert (404, f"there is no incident {number}") == (answer.status_code, answer.json()["error"])
+
+
+def test_a_decision_on_a_number_without_an_incident(shared: tuple[str, Site]) -> None:
+    """
+    So is the decision on one that no database can hold.
+    """
+    answer = requests.post(
+        f"{shared[0]}/api/v1/incidents/{2**63}/approve", json={"by": "somebody"}, timeout=5
+    )
+
+    assert 404 == answer.status_code, answer.text
+
+
 def test_a_foreign_host_name_is_refused_without_tokens(shared: tuple[str, Site]) -> None:
     """
     A name that somebody points at the loopback address gets no page and no form token.

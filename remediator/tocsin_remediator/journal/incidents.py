@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tocsin_remediator.journal.database import Database
 
 _MESSAGE: Final = 2000
+# A larger number cannot be asked for: databases refuse it as an argument.
+_LARGEST_ID: Final = 2**63 - 1
 
 
 class Incidents:
@@ -97,10 +99,7 @@ class Incidents:
     def get(self, incident: int) -> Incident:
         """One incident; NotFound when there is none."""
         with self._database.read() as connection:
-            row = connection.execute(select(incidents).where(incidents.c.id == incident)).first()
-        if row is None:
-            raise NotFound(f"there is no incident {incident}")
-        return _incident(row)
+            return _existing(connection, incident)
 
     def all(self, *, only_open: bool = False, limit: int = 500) -> list[Incident]:
         """Incidents, the latest first."""
@@ -216,10 +215,7 @@ class Incidents:
         of the plan as it stands (empty: the plan as it stands is meant).
         """
         with self._database.begin() as connection:
-            row = connection.execute(select(incidents).where(incidents.c.id == incident)).first()
-            if row is None:
-                raise NotFound(f"there is no incident {incident}")
-            current = _incident(row)
+            current = _existing(connection, incident)
             _may_decide(current, approve=approve, plan_digest=plan_digest, now=now)
             connection.execute(
                 insert(approvals).values(
@@ -243,6 +239,15 @@ class Incidents:
                 )
             code = CloseCode.REFUSED if current.state is State.AWAITING_APPROVAL else CloseCode.MANUAL
             return move(connection, current, State.CLOSED, f"rejected by {who}: {reason}", now, code=code)
+
+
+def _existing(connection: Connection, incident: int) -> Incident:
+    """One incident; NotFound when there is none."""
+    if abs(incident) <= _LARGEST_ID:
+        row = connection.execute(select(incidents).where(incidents.c.id == incident)).first()
+        if row is not None:
+            return _incident(row)
+    raise NotFound(f"there is no incident {incident}")
 
 
 def _may_decide(current: Incident, *, approve: bool, plan_digest: str, now: float) -> None:
