@@ -144,6 +144,8 @@ class Gate:
     """What must be open before an attempt is counted. Times are Unix seconds."""
 
     stop: Stop
+    # The switch in words.
+    why: str
     busy: str
     running: int
     attempts: int
@@ -155,7 +157,7 @@ class Gate:
 def gate(facts: Gate, limits: Limits, max_concurrent: int, now: float, waits: Waits) -> Decision | None:
     """None when the run may begin; it waits in the queue, or goes to a person, otherwise."""
     if facts.stop is not Stop.NONE:
-        return Decision(None, f"the stop switch is at {facts.stop}", wait=waits.poll)
+        return Decision(None, facts.why, wait=waits.poll)
     if facts.attempts >= limits.attempts.per_target:
         return Decision(
             State.ESCALATED,

@@ -171,6 +171,7 @@ def gate(**changes: object) -> Gate:
     """An open gate with changes."""
     values: dict[str, object] = {
         "stop": Stop.NONE,
+        "why": "the stop switch",
         "busy": "",
         "running": 0,
         "attempts": 0,

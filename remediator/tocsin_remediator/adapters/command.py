@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from tocsin_remediator import typed
@@ -43,13 +44,16 @@ class CommandScheduler:
         scheduler = self._scheduler(job_id)
         argv = scheduler.describe.fill({"job_id": typed.check("job_id", job_id)})
         timeout = scheduler.describe.timeout or self._config.timing.describe_timeout
-        name = "describe-" + "".join(c if c.isalnum() else "_" for c in job_id)[:80]
+        # A name of its own: several incidents may ask about one job at once.
+        name = f"describe-{secrets.token_hex(8)}"
         try:
             done = process.run(
                 argv, folder=self._folder, name=name, timeout=timeout, environment=_environment(scheduler)
             )
         except OSError as err:
             raise ActionError(Applied.NO, f"{argv[0]} cannot be started: {err.strerror or err}") from err
+        finally:
+            process.forget(self._folder, name)
         if done.code is None:
             raise ActionError(Applied.NO, f"{argv[0]} did not describe {job_id} within {timeout:g}s")
         if done.code != 0:

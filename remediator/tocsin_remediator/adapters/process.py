@@ -81,6 +81,12 @@ def run(
     return Finished(code, _tail(out), _tail(err))
 
 
+def forget(folder: Path, name: str) -> None:
+    """Remove the output that `run` left in `folder`, of a process that has ended."""
+    for suffix in ("out", "err"):
+        (folder / f"{name}.{suffix}").unlink(missing_ok=True)
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
     for signum in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

@@ -47,10 +47,10 @@ def advance(context: Context, incident: Incident, *, rollback: bool) -> Decision
             )
         if record is not None and record.status == "not_applied":
             return _failed(step, f"step {step['id']} did not succeed: {record.output}", rollback)
-        stop = context.journal.settings.stop()
+        stop, why = context.stop()
         if stop is Stop.HALT or (stop is Stop.FREEZE and not rollback):
             to = State.NEEDS_HUMAN if rollback or by_position else State.QUEUED
-            return Decision(to, f"the stop switch is at {stop}; step {step['id']} was not sent")
+            return Decision(to, f"{why}; step {step['id']} was not sent")
         return _take(context, incident, run, position, step, record, rollback=rollback)
     return None
 
@@ -100,9 +100,12 @@ def _take(
             idempotent=adapter.idempotent(action.verb, step["args"]),
             still_running=process.runs(record.pid, record.pid_start),
         )
-        context.journal.incidents.note(incident.id, "recovery", f"step {step['id']}: {why}", context.now())
         if ahead is Recovery.WAIT:
-            return Decision(None, why, wait=context.config.timing.poll)
+            # Whoever would have ended it at its timeout is gone.
+            if context.now() - record.intent_at < float(step["timeout"]):
+                return Decision(None, why, wait=context.config.timing.poll)
+            ahead, why = Recovery.ASK, f"{why}, past its timeout (pid {record.pid})"
+        context.journal.incidents.note(incident.id, "recovery", f"step {step['id']}: {why}", context.now())
         if ahead is Recovery.ASK:
             context.journal.runs.outcome(record.id, "unknown", why, context.now())
             return Decision(State.NEEDS_HUMAN, f"step {step['id']}: {why}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tocsin_remediator.decide import Waits
+from tocsin_remediator.model import Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,12 +36,21 @@ class Context:
     dry_run: bool
     # Whether the scheduler says that a job is over.
     ended: Callable[[str], bool]
+    # Held from the look at what is under way to the start of a run: budgets are counted by all threads.
+    starting: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def waits(self) -> Waits:
         """The site's waits."""
         timing = self.config.timing
         return Waits(timing.poll, timing.confirm_quiet, timing.confirm_deadline, timing.clear_quiet)
+
+    def stop(self) -> tuple[Stop, str]:
+        """The stop switch and its words; a dry run does nothing, also for what was approved before it."""
+        if self.dry_run:
+            return Stop.HALT, "this is a dry run"
+        stop = self.journal.settings.stop()
+        return stop, f"the stop switch is at {stop}"
 
     def book(self, incident: Incident) -> Runbook | None:
         """The runbook of an incident's family."""

@@ -164,7 +164,9 @@ def queued(context: Context, incident: Incident) -> None:
     try:
         fresh = planning.plan(context, book, values)
     except planning.Undecided as err:
-        apply(context, incident, Decision(None, str(err), wait=context.waits.poll))
+        unclear = Judgement(Verdict.INCONCLUSIVE, str(err))
+        blocked = decide.ruled_out(unclear, context.waits, incident.state_since, context.now())
+        apply(context, incident, blocked or Decision(None, str(err), wait=context.waits.poll))
         return
     except Refused as err:
         apply(context, incident, Decision(State.NEEDS_HUMAN, f"the plan no longer holds: {err}"))
@@ -180,28 +182,32 @@ def queued(context: Context, incident: Incident) -> None:
 
 
 def _start(context: Context, incident: Incident, book: Runbook, values: Mapping[str, str]) -> None:
-    now = context.now()
+    preconditions = checks.ask(context.prometheus, book.spec.preconditions, values, {}, context.now)
     limits = book.spec.limits
-    attempts, latest = context.journal.runs.attempts(
-        incident.family, incident.target, now - limits.attempts.window
-    )
-    others = [one for one in context.journal.incidents.acting() if one.id != incident.id]
-    mine = [one for one in others if one.subject == incident.subject]
-    facts = decide.Gate(
-        stop=context.journal.settings.stop(),
-        busy=f"incident {mine[0].id} is acting on {incident.subject}" if mine else "",
-        running=len({one.subject for one in others}),
-        attempts=attempts,
-        last_attempt=latest,
-        preconditions=checks.ask(context.prometheus, book.spec.preconditions, values, {}, context.now),
-        queued_since=incident.state_since,
-    )
-    closed = decide.gate(facts, limits, context.config.max_concurrent, now, context.waits)
-    if closed is not None:
-        apply(context, incident, closed)
-        return
-    reason = f"attempt {attempts + 1} of {limits.attempts.per_target}"
-    context.journal.runs.begin(incident, reason, now, now + limits.deadline)
+    with context.starting:
+        now = context.now()
+        attempts, latest = context.journal.runs.attempts(
+            incident.family, incident.target, now - limits.attempts.window
+        )
+        others = [one for one in context.journal.incidents.acting() if one.id != incident.id]
+        mine = [one for one in others if one.subject == incident.subject]
+        stop, why = context.stop()
+        facts = decide.Gate(
+            stop=stop,
+            why=why,
+            busy=f"incident {mine[0].id} is acting on {incident.subject}" if mine else "",
+            running=len({one.subject for one in others}),
+            attempts=attempts,
+            last_attempt=latest,
+            preconditions=preconditions,
+            queued_since=incident.state_since,
+        )
+        closed = decide.gate(facts, limits, context.config.max_concurrent, now, context.waits)
+        if closed is not None:
+            apply(context, incident, closed)
+            return
+        reason = f"attempt {attempts + 1} of {limits.attempts.per_target}"
+        context.journal.runs.begin(incident, reason, now, now + limits.deadline)
 
 
 def evidence(context: Context, incident: Incident) -> None:
