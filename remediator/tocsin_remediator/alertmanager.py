@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-import requests
-
-from tocsin_remediator import webhook
+from tocsin_remediator import outbound, webhook
 from tocsin_remediator.errors import BadNotification, PrometheusError, QueryFailure
 
 if TYPE_CHECKING:
@@ -23,23 +21,20 @@ def verdicts(url: str) -> Notification:
 
     PrometheusError when it does not answer; nothing that is absent here counts as resolved.
     """
-    session = requests.Session()
-    session.trust_env = False
-    try:
-        with session.get(
-            f"{url.rstrip('/')}/api/v2/alerts",
-            params={"filter": 'alertname="TocsinVerdict"', "active": "true"},
-            timeout=_TIMEOUT,
-            allow_redirects=False,
-            stream=True,
-        ) as answer:
-            raw = answer.raw.read(_MAX_ANSWER + 1, decode_content=True)
-            if answer.status_code != 200 or len(raw) > _MAX_ANSWER:
-                raise PrometheusError(QueryFailure.BAD_ANSWER, f"{url} answered {answer.status_code}")
-    except (requests.RequestException, OSError) as err:
-        raise PrometheusError(QueryFailure.UNREACHABLE, f"{url} cannot be asked: {err}") from err
-    finally:
-        session.close()
+    with outbound.session() as asking:
+        try:
+            status, raw = outbound.fetch(
+                asking,
+                "GET",
+                f"{url.rstrip('/')}/api/v2/alerts",
+                params={"filter": 'alertname="TocsinVerdict"', "active": "true"},
+                timeout=_TIMEOUT,
+                limit=_MAX_ANSWER,
+            )
+        except outbound.Unanswered as err:
+            raise PrometheusError(QueryFailure.UNREACHABLE, str(err)) from err
+    if status != 200:
+        raise PrometheusError(QueryFailure.BAD_ANSWER, f"{outbound.shown(url)} answered {status}")
     try:
         rows = json.loads(raw)
         # The API's status is an object; whatever it lists is firing.
@@ -48,5 +43,5 @@ def verdicts(url: str) -> Notification:
         return webhook.parse(body.encode())
     except (ValueError, TypeError, BadNotification) as err:
         raise PrometheusError(
-            QueryFailure.BAD_ANSWER, f"{url} gave an answer of unknown form: {err}"
+            QueryFailure.BAD_ANSWER, f"{outbound.shown(url)} gave an answer of unknown form: {err}"
         ) from err

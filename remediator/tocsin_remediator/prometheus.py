@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import requests
 
+from tocsin_remediator import outbound
 from tocsin_remediator.errors import PrometheusError, QueryFailure
 
 if TYPE_CHECKING:
@@ -173,41 +174,34 @@ class Prometheus:
     def _send(self, path: str, form: Mapping[str, str] | None) -> dict[str, Any]:
         try:
             # The server bounds the evaluation, this bounds everything else.
-            with self._session().request(
+            status, raw = outbound.fetch(
+                self._session(),
                 "GET" if form is None else "POST",
                 self.url + path,
                 data=form,
                 timeout=self._timeout + 1.0,
-                allow_redirects=False,
-                stream=True,
-            ) as answer:
-                raw = answer.raw.read(_MAX_ANSWER + 1, decode_content=True)
-                status = answer.status_code
-        except requests.Timeout as err:
-            raise PrometheusError(QueryFailure.TIMEOUT, f"{self.url} did not answer in time") from err
-        except (requests.RequestException, OSError) as err:
-            raise PrometheusError(QueryFailure.UNREACHABLE, f"{self.url} cannot be asked: {err}") from err
-        if len(raw) > _MAX_ANSWER:
-            raise PrometheusError(QueryFailure.BAD_ANSWER, f"more than {_MAX_ANSWER} bytes in the answer")
+                limit=_MAX_ANSWER,
+            )
+        except outbound.Unanswered as err:
+            kind = QueryFailure.TIMEOUT if err.timed_out else QueryFailure.UNREACHABLE
+            raise PrometheusError(kind, str(err)) from err
         try:
             body = json.loads(raw)
         except ValueError as err:
             raise PrometheusError(
-                QueryFailure.BAD_ANSWER, f"{self.url} answered {status} and no JSON; is it a Prometheus?"
+                QueryFailure.BAD_ANSWER,
+                f"{outbound.shown(self.url)} answered {status} and no JSON; is it a Prometheus?",
             ) from err
         if not isinstance(body, dict) or body.get("status") != "success" or "data" not in body:
             kind = QueryFailure.BAD_QUERY if status in (400, 404) else QueryFailure.EXECUTION
             text = body.get("error") if isinstance(body, dict) else None
-            raise PrometheusError(kind, f"{self.url} answered {status}: {text or 'no data'}")
+            raise PrometheusError(kind, f"{outbound.shown(self.url)} answered {status}: {text or 'no data'}")
         return body
 
     def _session(self) -> requests.Session:
         session = getattr(self._local, "session", None)
         if not isinstance(session, requests.Session):
-            session = requests.Session()
-            # Only what the configuration names is asked; proxies of the environment are not part of it.
-            session.trust_env = False
-            session.headers.update(self._headers)
+            session = outbound.session(self._headers)
             self._local.session = session
         return session
 

@@ -162,7 +162,11 @@ def _alone(journal: Journal) -> TextIO | None:
     if journal.database.file is None:
         return None
     # Kept open for the life of the process.
-    lock = Path(f"{journal.database.file}.lock").open("w", encoding="utf-8")  # noqa: SIM115
+    path = Path(f"{journal.database.file}.lock")
+    try:
+        lock = path.open("w", encoding="utf-8")
+    except OSError as err:
+        raise JournalError(f"{path} cannot be written: {err.strerror}") from err
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:

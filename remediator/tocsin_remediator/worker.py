@@ -84,8 +84,9 @@ class Worker:
     def round(self) -> None:
         """Deal with the inbox, then hand every due incident to a thread."""
         context = self._context
-        if context.journal.settings.get("refetch"):
-            self._refetch()
+        wish = context.journal.settings.get("refetch")
+        if wish:
+            self._refetch(wish)
         self._inbox()
         for incident in context.journal.incidents.due(context.now()):
             with self._lock:
@@ -123,7 +124,7 @@ class Worker:
             log.info("alert %d: %s", item.id, result)
         context.journal.inbox.finish(results, context.now())
 
-    def _refetch(self) -> None:
+    def _refetch(self, wish: str) -> None:
         context = self._context
         if context.now() < self._refetch_at:
             return
@@ -133,8 +134,9 @@ class Worker:
             log.warning("a notice was truncated and the rest cannot be fetched yet: %s", err)
             self._refetch_at = context.now() + _AFTER_ERROR
             return
-        context.journal.settings.set("refetch", "")
+        # Recorded first: killed in between, it is fetched twice instead of never.
         context.journal.inbox.record(found, context.now())
+        context.journal.settings.drop("refetch", wish)
 
     def _advance(self, number: int) -> None:
         context = self._context

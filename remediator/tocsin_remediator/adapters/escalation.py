@@ -13,9 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import requests
-
-from tocsin_remediator import __version__
+from tocsin_remediator import __version__, outbound
 from tocsin_remediator.adapters.base import Outcome, Request
 from tocsin_remediator.errors import ActionError, Applied
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from tocsin_remediator.config import Escalation
 
 _NOTICE_TIMEOUT: Final = 10.0
+_MAX_ANSWER: Final = 1 << 20
 
 
 class Material(Protocol):
@@ -75,8 +74,10 @@ class EscalationPack:
             return archive
         part = self._folder / f".{request.request_id}.part"
         try:
+            # As the journal: evidence is nobody else's business. A folder that a site made keeps its mode.
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(mode=0o700, parents=True)
+            part.mkdir(mode=0o700)
             for name, text in files.items():
                 (part / name).write_text(text, encoding="utf-8")
             (part / "manifest.json").write_text(self._manifest(summary, files), encoding="utf-8")
@@ -108,22 +109,21 @@ class EscalationPack:
         )
 
     def _notify(self, request: Request, body: Mapping[str, Any]) -> None:
-        session = requests.Session()
-        session.trust_env = False
-        try:
-            answer = session.post(
-                str(self._config.webhook_url),
-                json=body,
-                headers={"Idempotency-Key": request.request_id},
-                timeout=_NOTICE_TIMEOUT,
-                allow_redirects=False,
-            )
-        except requests.RequestException as err:
-            raise ActionError(Applied.UNKNOWN, f"the escalation webhook cannot be reached: {err}") from err
-        finally:
-            session.close()
-        if not answer.ok:
-            raise ActionError(Applied.UNKNOWN, f"the escalation webhook answered {answer.status_code}")
+        with outbound.session() as asking:
+            try:
+                status, _ = outbound.fetch(
+                    asking,
+                    "POST",
+                    str(self._config.webhook_url),
+                    json=body,
+                    headers={"Idempotency-Key": request.request_id},
+                    timeout=_NOTICE_TIMEOUT,
+                    limit=_MAX_ANSWER,
+                )
+            except outbound.Unanswered as err:
+                raise ActionError(Applied.UNKNOWN, f"the escalation webhook: {err}") from err
+        if not 200 <= status < 300:
+            raise ActionError(Applied.UNKNOWN, f"the escalation webhook answered {status}")
 
 
 def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -42,6 +42,11 @@ class Settings:
             connection.execute(delete(settings).where(settings.c.key == key))
             connection.execute(insert(settings).values(key=key, value=value))
 
+    def drop(self, key: str, value: str) -> None:
+        """Unset it, unless somebody has set another value since."""
+        with self._database.begin() as connection:
+            connection.execute(delete(settings).where(settings.c.key == key, settings.c.value == value))
+
     def stop(self) -> Stop:
         """
         The stop switch. Besides the journal a file HALT or FREEZE in the journal's folder sets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -70,7 +71,9 @@ class Guard:
             await send(message)
 
         if not self._open_to_all and not security.host_allowed(Headers(scope=scope), self._allowed):
-            problem = _problem(403, "this Host is not served without tokens; see auth.allowed_hosts")
+            problem = _problem(
+                403, "this Host is not served without operators' tokens; see auth.allowed_hosts"
+            )
             await problem(scope, receive, with_headers)
             return
         await self._app(scope, receive, with_headers)
@@ -82,7 +85,8 @@ def build(surface: Surface) -> FastAPI:
 
     app.add_middleware(
         Guard,
-        open_to_all=bool(surface.webhook_tokens or surface.operator_tokens),
+        # Without an operator's token the Host is all that keeps a foreign page from deciding.
+        open_to_all=bool(surface.operator_tokens),
         allowed=surface.context.config.auth.allowed_hosts,
     )
 
@@ -108,7 +112,10 @@ def build(surface: Surface) -> FastAPI:
     @app.post("/api/v1/alerts")
     async def alerts(request: Request) -> Response:
         begun = time.perf_counter()
-        answer = await _receive(surface, request)
+        try:
+            answer = await _receive(surface, request)
+        except JournalError as err:
+            answer = _problem(503, str(err))
         surface.context.metrics.webhooks.labels(str(answer.status_code)).inc()
         surface.context.metrics.webhook_seconds.observe(time.perf_counter() - begun)
         return answer
@@ -194,7 +201,7 @@ def _record(surface: Surface, body: bytes) -> Response:
     surface.context.metrics.inbox.labels("context").inc(others)
     if notification.truncated:
         # What was left out is fetched; absent from this notice is not resolved.
-        journal.settings.set("refetch", "yes")
+        journal.settings.set("refetch", secrets.token_hex(8))
     if count > others:
         surface.wake()
     return JSONResponse({"recorded": count, "truncated": notification.truncated})
