@@ -63,12 +63,43 @@ def test_an_unreadable_file_is_a_gap_and_a_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "active"),
+    [
+        pytest.param("4: ACTIVE", True, id="active"),
+        pytest.param("1: DOWN", False, id="down"),
+        pytest.param("ACTIVE", None, id="another form"),
+        pytest.param("40: ?", None, id="no state"),
+        pytest.param("", None, id="empty"),
+    ],
+)
+def test_a_state_of_another_form_is_no_port_down(tmp_path: Path, text: str, active: bool | None) -> None:
+    """Only a state that was read says that a port is up or down; another form is counted."""
+    here = tree(tmp_path, counters={})
+    (here / "state").write_text(text + "\n")
+    errors = ErrorCounter()
+    (port,) = read_ports(tmp_path, errors)
+
+    assert active is port.active
+    assert ({("sysfs", "state"): 1} if text and active is None else {}) == errors.counts()
+
+
+def test_a_rate_that_is_no_number_costs_only_itself(tmp_path: Path) -> None:
+    """The port is served without it."""
+    here = tree(tmp_path, counters={"symbol_error": "1"})
+    (here / "rate").write_text("1.2.3 Gb/sec\n")
+    (port,) = read_ports(tmp_path, ErrorCounter())
+
+    assert (None, 1.0) == (port.rate, port.counters[("errors_total", ("symbol_error",))])
+
+
+@pytest.mark.parametrize(
     ("text", "counted"),
     [
         pytest.param("N/A (no PMA)", False, id="firmware without the counter"),
         pytest.param("", False, id="empty"),
         pytest.param("0x12", True, id="another form"),
         pytest.param("-1", True, id="negative"),
+        pytest.param("9" * 26, True, id="more than a counter holds"),
     ],
 )
 def test_a_value_that_is_no_count_is_absent(tmp_path: Path, text: str, counted: bool) -> None:

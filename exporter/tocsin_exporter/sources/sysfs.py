@@ -32,8 +32,11 @@ HW_ERROR_COUNTERS = (
     "roce_adp_retrans_to", "roce_slow_restart", "rx_icrc_encapsulated",
 )  # fmt: skip
 _MAX_PORTS = 64
-_RATE = re.compile(r"^([\d.]+) Gb/sec")
-_NUMBER = re.compile(r"^\d+$")
+_STATE = re.compile(r"^([0-9]): ")
+_ACTIVE = "4"
+_RATE = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")
+# No kernel counter has more digits.
+_NUMBER = re.compile(r"^[0-9]{1,20}$")
 _BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 # What firmware prints where it has no counter.
 _NONE = ("N/A", "")
@@ -119,13 +122,16 @@ def _port(base: Path, device: str, number: str, errors: ErrorCounter) -> Port:
         put("errors_total", (name,), here / "counters" / name)
     for name in HW_ERROR_COUNTERS:
         put("errors_total", (name,), here / "hw_counters" / name)
-    state = _text(here / "state", errors)
+    text = _text(here / "state", errors)
+    state = _STATE.match(text)
+    if text and not state:
+        errors.add("sysfs", "state")
     rate = _RATE.match(_text(here / "rate", errors))
     numa = _text(base / "device/numa_node", errors)
     return Port(
         name=f"{device}/{number}",
         device=device,
-        active=state.startswith("4") if state else None,
+        active=state[1] == _ACTIVE if state else None,
         rate=float(rate[1]) * 1e9 / 8 if rate else None,
         link_layer=_text(here / "link_layer", errors),
         hca_type=_text(base / "hca_type", errors),
