@@ -131,6 +131,7 @@ def test_only_targets_count(watch: Start, new_rank: Start, view: Any) -> None:
     rank, stranger = new_rank(), new_rank()
     view.add(rank.pid)
     watched = watch(view)
+    watched.needs_output()
     watched.probed("cuda")
 
     stranger.do("launch 100", "print unseen", "newline")

@@ -264,6 +264,7 @@ def test_captured_output_is_not_tailed_too(watch: Start, new_rank: Start, view: 
         rank = new_rank(stdout=log.fileno())
     view.add(rank.pid)
     watched = watch(view)
+    watched.needs_output()
     made = OutputSource(view, ErrorCounter(), watched.source)
     made.start()
     watched.source.listen_output(made.feed)
