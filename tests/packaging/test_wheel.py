@@ -63,6 +63,22 @@ def test_only_our_own_names_are_installed(names: frozenset[str]) -> None:
     assert tops == {"tocsin_common", "tocsin_exporter", "tocsin_remediator", "tocsin_lab"}
 
 
+def test_the_licences_say_what_the_files_say(root: Path, wheel: Path, names: frozenset[str]) -> None:
+    """All is Apache-2.0 but the kernel's part, which is dual licensed; the texts of all three are inside."""
+    with zipfile.ZipFile(wheel) as opened:
+        [name] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        metadata = opened.read(name).decode()
+    sources = sorted((root / "exporter" / "tocsin_exporter" / "bpf").glob("*.[ch]"))
+    marks = {
+        path.read_text().splitlines()[0].removeprefix("/* SPDX-License-Identifier: ") for path in sources
+    }
+
+    assert marks == {"GPL-2.0-only OR BSD-2-Clause"}
+    assert "License-Expression: Apache-2.0 AND (GPL-2.0-only OR BSD-2-Clause)" in metadata
+    texts = {name.rpartition(".dist-info/licenses/")[2] for name in names if ".dist-info/licenses/" in name}
+    assert texts == {"LICENSE", "LICENSES/GPL-2.0-only.txt", "LICENSES/BSD-2-Clause.txt"}
+
+
 def test_the_whole_bundle_is_inside(names: frozenset[str]) -> None:
     root = bundle_root()
     expected = {
