@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from tocsin_exporter.errors import SourceError
 from tocsin_exporter.sources.bpf.elf import Symbol, probe_offset, read_dynamic
-from tocsin_exporter.sources.bpf.libraries import mapped_libraries
+from tocsin_exporter.sources.bpf.libraries import Mapping, mapped_libraries, open_mapped
 from tocsin_exporter.sources.bpf.symbols import op_number, sites
 
 Start = Callable[..., Any]
@@ -206,6 +207,27 @@ def test_only_executable_mappings_of_known_names_are_looked_at(tmp_path: Path) -
     assert [("/opt/lib/libcuda.so.550.1", 12), ("/opt/lib/libnccl.so.2", 13)] == [
         (mapping.path, mapping.inode) for mapping in mapped_libraries(tmp_path, 7)
     ]
+
+
+def test_a_pipe_in_place_of_a_library_holds_nobody_up(tmp_path: Path) -> None:
+    """
+    Its owner may swap the file after mapping it; opening a pipe would wait for a writer.
+    """
+    (tmp_path / "7" / "root" / "opt").mkdir(parents=True)
+    os.mkfifo(tmp_path / "7" / "root" / "opt" / "libcuda.so.1")
+    mapping = Mapping("/opt/libcuda.so.1", "fe:00", 12, "7f00-7f01")
+    told: list[str] = []
+
+    def look() -> None:
+        with pytest.raises(SourceError) as caught:
+            open_mapped(tmp_path, 7, mapping)
+        told.append(caught.value.reason)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(10)
+
+    assert ["unsupported"] == told
 
 
 def test_a_process_that_is_gone_is_an_answer(tmp_path: Path) -> None:

@@ -118,7 +118,9 @@ class ExitsCollector:
                     self._count(process, "unknown", left, "", "")
                 else:
                     # Not ended: identity has learned that it is no process of the rank after all.
-                    self._ranks[process.job_id, process.rank].living.pop(name, None)
+                    rank = self._ranks.get((process.job_id, process.rank))
+                    if rank is not None:
+                        rank.living.pop(name, None)
             self._told = {name: when for name, when in self._told.items() if now - when < _SERVED_SECONDS}
             for key, rank in list(self._ranks.items()):
                 if rank.living:

@@ -258,8 +258,10 @@ class Resolver:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            failed = True
             try:
                 self.scan()
+                failed = False
             except SourceError as err:
                 self._errors.add("identity", err.reason)
                 with self._lock:
@@ -270,6 +272,9 @@ class Resolver:
                 with self._lock:
                     self._scan_error = SourceError("bad_data", "the scan failed; see the log")
             self._first.set()
+            if failed:
+                # An end that was not looked at wakes the poll at once, again and again.
+                self._stopping.wait(SCAN_SECONDS)
             for descriptor, _ in self._poll.poll(SCAN_SECONDS * 1000):
                 if descriptor == self._wake_fd:
                     os.eventfd_read(self._wake_fd)

@@ -48,8 +48,10 @@ class Tails:
         for key in [key for key in self._files if key not in wanted]:
             # One last look: the process may have written just before it ended.
             file = self._files.pop(key)
-            yield from self._new(file)
-            os.close(file.descriptor)
+            try:
+                yield from self._new(file)
+            finally:
+                os.close(file.descriptor)
         for key, (process, fd) in wanted.items():
             known = self._files.get(key)
             if known is None:
@@ -70,11 +72,17 @@ class Tails:
     def _open(self, process: ProcessIdentity, fd: int) -> _File | None:
         if len(self._files) >= _MAX_FILES:
             return None
+        # The process may have put a pipe in its place meanwhile, which would wait for a writer.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._proc / str(process.pid) / "fd" / str(fd), os.O_RDONLY | os.O_CLOEXEC)
-            return _File(descriptor, process, fd, os.fstat(descriptor).st_size)
+            descriptor = os.open(self._proc / str(process.pid) / "fd" / str(fd), flags)
         except OSError:
             return None
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            return None
+        return _File(descriptor, process, fd, status.st_size)
 
     def _new(self, file: _File) -> Iterator[tuple[ProcessIdentity, int, bytes, bool]]:
         size = os.fstat(file.descriptor).st_size

@@ -19,6 +19,7 @@ _MACHINES = {62: "x86_64", 183: "aarch64"}
 
 # Far above any real library; a crafted file must not keep the exporter busy.
 _MAX_SYMBOLS = 2_000_000
+_MAX_STRINGS = 1 << 30
 _MAX_NAME_HITS = 64
 _PROLOGUE = 32
 
@@ -92,6 +93,8 @@ def _symbols(
             continue
         _, _, _, _, at, length, link, _, _, _ = section
         strings_at, strings_size = sections[link][4], sections[link][5]
+        if strings_size > _MAX_STRINGS:
+            raise ValueError(f"{strings_size} bytes of names, more than {_MAX_STRINGS}")
         wanted = _name_offsets(image, names, strings_at, strings_size)
         if not wanted:
             continue

@@ -91,7 +91,7 @@ def open_mapped(proc: Path, pid: int, mapping: Mapping) -> BinaryIO:
     """
     inside = proc / str(pid) / "root" / mapping.path.lstrip("/")
     try:
-        file = inside.open("rb")
+        file = _open(inside)
         if os.fstat(file.fileno()).st_ino == mapping.inode:
             return file
         file.close()
@@ -99,11 +99,16 @@ def open_mapped(proc: Path, pid: int, mapping: Mapping) -> BinaryIO:
         pass
     exact = proc / str(pid) / "map_files" / mapping.span
     try:
-        return exact.open("rb")
+        return _open(exact)
     except PermissionError as err:
         raise SourceError("no_permission", f"{exact}: {err.strerror}; needs CAP_SYS_ADMIN") from err
     except OSError as err:
         raise SourceError("unsupported", f"{exact}: {err.strerror}") from err
+
+
+def _open(path: Path) -> BinaryIO:
+    # Whoever owns the process may have put a pipe at the path, which would wait for a writer.
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
 
 
 def read_library(file: BinaryIO, mapping: Mapping, layers: Collection[str]) -> Library:
