@@ -7,7 +7,6 @@ __all__ = [
     "LAYERS",
     "SEVERITIES",
     "SIDES",
-    "STANDARD_LABELS",
     "TIERS",
     "VERDICTS",
 ]
@@ -33,23 +32,4 @@ COLLECTORS = (
     "host",
     "platform",
     "serving",
-)
-
-# Labels that a verdict row may carry, in the order in which people read them.
-STANDARD_LABELS = (
-    "job_id",
-    "family",
-    "verdict",
-    "side",
-    "layer",
-    "severity",
-    "order",
-    "tier",
-    "rank",
-    "node",
-    "gpu",
-    "gpu_uuid",
-    "port",
-    "mount",
-    "engine",
 )

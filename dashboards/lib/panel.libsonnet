@@ -95,6 +95,4 @@
     },
     options: { showValue: 'never', rowHeight: 0.9, mergeValues: true, legend: { showLegend: false, displayMode: 'list', placement: 'bottom' } },
   },
-
-  row(title):: { type: 'row', title: title, collapsed: false, panels: [] },
 }

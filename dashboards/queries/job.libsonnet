@@ -8,7 +8,6 @@ function(config) {
   verdict: 'tocsin_job:verdict:info' + job,
   contributors: 'tocsin_job:contributor:info' + job,
   evidenceComplete: 'max(tocsin_job:evidence_complete:bool%s)' % job,
-  evidenceMissing: 'tocsin_job:evidence_missing:info' + job,
   layerEvidence: 'min by (node, layer) (tocsin_job:layer_evidence:bool%s)' % job,
 
   step: 'max(tocsin_job:step:max%s)' % job,
@@ -22,7 +21,6 @@ function(config) {
   loss: 'max(tocsin_training_loss%s)' % raw(),
   lossMean: 'max(tocsin_job:loss:mean%s)' % job,
   lossBest: 'max(tocsin_training_loss_best_mean%s)' % raw(),
-  gradNorm: 'max(tocsin_training_grad_norm%s)' % raw(),
 
   activity: rank % ['max', 'tocsin_rank:sm_active:avg1m' + job],
   tensor: rank % ['max', 'tocsin_rank:tensor_active:avg1m' + job],

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from tocsin_common import vocabulary
+from tocsin_exporter.config import COLLECTORS
 from tocsin_exporter.metrics import FAMILIES, Family, Kind
 from tocsin_exporter.metrics.family import DEVICE, JOB_DEVICE, JOB_PORT
 
@@ -53,3 +55,8 @@ def test_job_port_series_carry_the_job() -> None:
 
     assert rows
     assert all(row.labels[: len(JOB_PORT)] == JOB_PORT for row in rows)
+
+
+def test_collectors_are_named_as_everywhere() -> None:
+    """Flags, labels and rules know one list of names."""
+    assert set(COLLECTORS) <= set(vocabulary.COLLECTORS)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tocsin_exporter.errors import CollectError, SourceError
+from tocsin_exporter.errors import SourceError
 from tocsin_exporter.kmsg.parse import Event, Parser, split
 from tocsin_exporter.sources.latest import ErrorCounter, Latest
 
@@ -227,9 +227,3 @@ class KmsgSource:
         if event.usec is None:
             return self._wall()
         return min(self._wall(), self._wall() - (self._monotonic() + self._skew - event.usec / 1e6))
-
-    def check(self) -> None:
-        """Raise CollectError when the log is not being followed."""
-        _, error = self.latest.read()
-        if error is not None:
-            raise CollectError(error.reason, error.detail)

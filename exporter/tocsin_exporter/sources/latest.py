@@ -69,11 +69,6 @@ class Latest(Generic[T]):
         with self._lock:
             self._error = CollectError(reason, detail)
 
-    def drop(self) -> None:
-        """Forget the value: what it described is known to be gone."""
-        with self._lock:
-            self._value = None
-
     def read(self) -> tuple[T | None, CollectError | None]:
         """Return the value, or None, and the error of the newest read, or None."""
         with self._lock:
@@ -84,11 +79,6 @@ class Latest(Generic[T]):
             if age <= self._max_age:
                 return self._value, error
             return None, error or CollectError("hung", f"the last reading is {age:.0f} s old")
-
-    def age(self) -> float:
-        """Return seconds since the last value, or since the start when there was none."""
-        with self._lock:
-            return self._clock() - self._at
 
 
 class PollingSource(Generic[T]):

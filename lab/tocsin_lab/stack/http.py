@@ -45,14 +45,6 @@ def query(prometheus: str, expression: str) -> list[tuple[dict[str, str], float]
     return [(row["metric"], float(row["value"][1])) for row in _result(url)]
 
 
-def query_range(
-    prometheus: str, expression: str, start: float, end: float, step: float
-) -> list[dict[str, Any]]:
-    """Return the series of a range query as Prometheus' API gives them."""
-    asked = {"query": expression, "start": str(start), "end": str(end), "step": str(step)}
-    return _result(f"{prometheus}/api/v1/query_range?" + urllib.parse.urlencode(asked))
-
-
 def _result(url: str) -> list[dict[str, Any]]:
     try:
         body = json.loads(get(url))

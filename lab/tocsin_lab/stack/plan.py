@@ -30,17 +30,5 @@ class LabPlan:
         return self.names or tuple(f"gpu-{index:03d}" for index in range(1, self.nodes + 1))
 
     @property
-    def ranks_per_node(self) -> int:
-        return -(-self.ranks // self.nodes)
-
-    def node_of(self, rank: int) -> str:
-        """Return the node of *rank*."""
-        return self.node_names[rank // self.ranks_per_node]
-
-    def gpu_of(self, rank: int) -> int:
-        """Return the GPU index of *rank* on its node."""
-        return rank % self.ranks_per_node
-
-    @property
     def job_id(self) -> str:
         return f"torchrun/{self.job}"

@@ -44,12 +44,6 @@ def html(case: Mapping[str, Any]) -> str:
     return page.render(case=case, css=Markup(stylesheet()))  # noqa: S704
 
 
-def fragment(case: Mapping[str, Any]) -> Markup:
-    """The case as part of a page."""
-    made = environment().get_template("case_body.html.j2").render(case=case)
-    return Markup(made)  # noqa: S704  rendered with autoescape
-
-
 def markdown(case: Mapping[str, Any]) -> str:
     """The case as Markdown; text from outside stands in code spans, where it is inert."""
     lines = [

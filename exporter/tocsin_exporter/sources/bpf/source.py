@@ -103,7 +103,6 @@ class BpfSource:
         self._free: deque[int] = deque(range(layout.SLOTS))
         self._resting: deque[tuple[float, int]] = deque()
         self._next_token = 1
-        self._unplaced = 0
         self._lib: Libbpf | None = None
         self._programs: Programs | None = None
         self._attacher: Attacher | None = None
@@ -225,7 +224,6 @@ class BpfSource:
                     return
                 self._finish(known)
             if not self._free:
-                self._unplaced += 1
                 self._errors.add(_NAME, "unsupported")
                 log.warning("ebpf pid=%d is not counted: all %d places are taken", process.pid, layout.SLOTS)
                 return
