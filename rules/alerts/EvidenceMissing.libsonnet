@@ -20,12 +20,13 @@ function(config, s) {
   },
   local down = |||
     max by (%(node)s) (
-      (%(up)s == 0)
-        * on (instance) group_left (%(node)s)
       max by (%(node)s, instance) (last_over_time(%(info)s[%(memory)s]))
+        * on (%(instance)s) group_left ()
+      max by (%(instance)s) (%(up)s == 0)
     )
   ||| % {
     node: s.node,
+    instance: s.list(['instance']),
     up: s.raw('up'),
     info: s.raw('tocsin_exporter_info'),
     memory: config.jobNodeMemory,

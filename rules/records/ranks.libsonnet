@@ -34,7 +34,8 @@ function(config, s) {
     },
     {
       // The one device of a rank; ranks with several have no row. It is carried on after the process has
-      // ended, or the labels of a dead rank would change 30 s later.
+      // ended, or the labels of a dead rank would change 30 s later: from the last evaluation and not over a
+      // range, which would also hold the device that the rank has left.
       record: 'tocsin_rank:device:info',
       expr: |||
         (
@@ -45,7 +46,7 @@ function(config, s) {
         or
         (
           (
-            last_over_time(tocsin_rank:device:info[5m])
+            tocsin_rank:device:info
             unless on (%(rankNode)s)
             max by (%(rankNode)s) (%(owner)s)
           )

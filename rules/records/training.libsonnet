@@ -2,8 +2,13 @@
 function(config, s) {
   rules: [
     {
+      // Often one rank prints for all. Where it has died, its last step is what a restart must pass.
       record: 'tocsin_job:step:max',
-      expr: 'max by (%s) (%s)' % [s.job, s.raw('tocsin_training_step')],
+      expr: |||
+        max by (%(job)s) (%(step)s)
+        or
+        max by (%(job)s) (%(last)s)
+      ||| % { job: s.job, step: s.raw('tocsin_training_step'), last: s.raw('tocsin_job_last_step') },
     },
     {
       record: 'tocsin_job:steps_per_second:rate1m',
