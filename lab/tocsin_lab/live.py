@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tocsin_lab import durations, inject, scenarios
+from tocsin_common import durations
+from tocsin_lab import inject, scenarios
 from tocsin_lab.errors import LabError
 from tocsin_lab.scenario import Fault, Scenario
 from tocsin_lab.score import Timeline, first_fault, judge, matches
@@ -175,7 +176,12 @@ class Player:
 
     def _approve(self) -> None:
         expected = self._found.expect.labels or {}
-        every = incidents.listed(self._lab.remediator)
+        try:
+            every = incidents.listed(self._lab.remediator)
+        except LabError as err:
+            # It may be starting again; the next look asks again.
+            self._seen.problems.append(str(err))
+            return
         found = [one for one in every if one["family"] == expected.get("family")]
         for one in found:
             if one["state"] == "awaiting_approval" and one["id"] not in self._approved:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tocsin_common.bundle import bundle_root
 from tocsin_common.bundle.dashboards import queries
 from tocsin_lab import inject
+from tocsin_lab.errors import LabError
 from tocsin_lab.job import control
 from tocsin_lab.job.spec import JobPaths
 from tocsin_lab.scenario import Fault
@@ -121,7 +122,11 @@ def _verdicts(lab: Lab) -> list[dict[str, str]]:
 
 
 def _incident(lab: Lab, family: str) -> dict[str, Any]:
-    found = [one for one in incidents.listed(lab.remediator) if one["family"] == family]
+    """Return the family's last incident; its state is `unknown` while the remediator is down."""
+    try:
+        found = [one for one in incidents.listed(lab.remediator) if one["family"] == family]
+    except LabError:
+        return {"state": "unknown", "id": 0}
     return found[-1] if found else {"state": "none", "id": 0}
 
 
