@@ -1,4 +1,4 @@
-"""What the exporter and the remediator both need: job ids, the vocabulary, the bundle files."""
+"""What the exporter and the remediator both need: job ids, durations, the vocabulary, the bundle files."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from tocsin_common import durations
 from tocsin_exporter.errors import ConfigError
 from tocsin_exporter.metrics import Tier
 
@@ -15,9 +16,8 @@ __all__ = ["COLLECTORS", "Config", "parse_address", "parse_assignment", "parse_d
 # One name each: file, flag, label value, golden file.
 COLLECTORS = ("gpu", "gpu_events", "pcie", "identity", "cuda", "nccl", "output", "exits", "fabric", "host")
 
-_DURATION = re.compile(r"^(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?$")
-_NODE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")
-_ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,10 @@ class Config:
 
 def parse_duration(flag: str, text: str, least: float, most: float) -> float:
     """Return the Prometheus duration *text* in seconds, between *least* and *most*."""
-    match = _DURATION.match(text)
-    if not text or match is None:
-        raise ConfigError(f"{flag}: {text!r} is not a duration; write for example 5s or 1m30s")
-    hours, minutes, seconds, millis = (int(part or 0) for part in match.groups())
-    value = hours * 3600 + minutes * 60 + seconds + millis / 1000
+    try:
+        value = durations.parse(text)
+    except ValueError as err:
+        raise ConfigError(f"{flag}: {err}") from err
     if not least <= value <= most:
         raise ConfigError(f"{flag}: {text} is out of range; it must lie between {least:g}s and {most:g}s")
     return value
@@ -80,7 +79,7 @@ def parse_address(flag: str, text: str) -> tuple[str, int]:
 def parse_assignment(flag: str, text: str) -> tuple[str, str]:
     """Return name and value of ``NAME=VALUE``."""
     name, equals, value = text.partition("=")
-    if not equals or not _ENV_NAME.match(name):
+    if not equals or not _ENV_NAME.fullmatch(name):
         raise ConfigError(f"{flag}: {text!r} is not NAME=VALUE")
     return name, value
 
@@ -88,6 +87,6 @@ def parse_assignment(flag: str, text: str) -> tuple[str, str]:
 def parse_node(flag: str, text: str) -> str:
     """Return the node's name, by default the short host name, which is what Slurm and most clusters use."""
     name = text or socket.gethostname().split(".")[0] or "localhost"
-    if not _NODE.match(name):
+    if not _NODE.fullmatch(name):
         raise ConfigError(f"{flag}: {name!r} is not a node name; use letters, digits, '.', '_' and '-'")
     return name

@@ -7,7 +7,8 @@ import sys
 import time
 from typing import Any
 
-from tocsin_lab import durations, faults
+from tocsin_common import durations
+from tocsin_lab import faults
 from tocsin_lab.errors import LabError
 from tocsin_lab.scenario import BENIGN, FAULTS, Fault
 from tocsin_lab.stack.rundir import RunDir

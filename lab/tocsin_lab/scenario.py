@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tocsin_lab.durations import Duration
 from tocsin_lab.errors import ScenarioError
 from tocsin_remediator import yamlmarks
+from tocsin_remediator.durations import Duration
 from tocsin_remediator.errors import InputFileError
 
 # fmt: off

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tocsin_lab import durations, scenario, scenarios
+from tocsin_common import durations
+from tocsin_lab import scenario, scenarios
 from tocsin_lab.errors import ScenarioError
 
 GOOD = """\
@@ -100,7 +101,7 @@ def test_durations_are_those_of_prometheus(text: str, seconds: float) -> None:
     assert durations.parse(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "5 m", "m5", "-1s", "1s1h", "1.5s", 5, None])
+@pytest.mark.parametrize("text", ["", "5", "5 m", "m5", "-1s", "1s1h", "1.5s", "5s\n", 5, None])
 def test_other_texts_are_no_durations(text: object) -> None:
     with pytest.raises(ValueError, match="duration"):
         durations.parse(text)
