@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tocsin_common import procstat
 from tocsin_lab import inject
 from tocsin_lab.scenario import Fault
 from tocsin_lab.stack import components, http, ports, simulated
@@ -33,8 +34,7 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     """Return user and system time of processes and of their ended children."""
     total = 0
     for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-        total += sum(int(field) for field in fields[11:15])
+        total += sum(int(field) for field in procstat.fields(pid)[11:15])
     return total / TICKS
 
 

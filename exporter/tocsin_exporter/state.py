@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
+from tocsin_common import files
 from tocsin_exporter.errors import SourceError
 
 __all__ = ["StateFile"]
@@ -67,19 +67,9 @@ class StateFile:
         if self.path is None:
             return
         body = json.dumps({"version": VERSION, **state}, separators=(",", ":")).encode()
-        fresh = self.path.with_name(self.path.name + ".new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with fresh.open("wb") as file:
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            files.replace(self.path, body)
         except OSError as err:
             reason = "no_permission" if isinstance(err, PermissionError) else "bad_data"
             raise SourceError(

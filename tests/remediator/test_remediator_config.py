@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tocsin_common import procstat
 from tocsin_remediator import config
 from tocsin_remediator.adapters import process
 from tocsin_remediator.adapters.base import Request
@@ -202,7 +203,7 @@ def test_an_action_over_its_time_is_ended_with_its_children(tmp_path: Path, help
 
     assert Applied.UNKNOWN == caught.value.applied
     assert time.monotonic() - begun < 10
-    assert "" == process.start_time(pids[0])
+    assert "" == procstat.start(pids[0])
 
 
 def test_a_child_gets_nothing_of_our_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
+from tocsin_common import procstat
 from tocsin_remediator import alertmanager
-from tocsin_remediator.adapters import process
 from tocsin_remediator.adapters.recommend import Recommend
 from tocsin_remediator.config import Config
 from tocsin_remediator.decide import Decision
@@ -177,7 +177,7 @@ def test_an_action_that_outlives_its_remediator_is_not_waited_for_without_end(
             rollback=False,
             now=99.0,
         )
-        journal.runs.started(record.id, child.pid, process.start_time(child.pid))
+        journal.runs.started(record.id, child.pid, procstat.start(child.pid))
 
         found = acting.advance(context, incident, rollback=False)
     finally:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tocsin_common import procstat
 from tocsin_exporter.errors import SourceError
 
 __all__ = [
@@ -105,15 +106,13 @@ def process_stat(procfs: Path, pid: int) -> ProcessStat | None:
         text = read_small(procfs / str(pid) / "stat", 4096).decode("utf-8", "replace")
     except SourceError:
         return None
-    # The name may hold spaces and parentheses: it ends at the last one.
-    head, found, rest = text.rpartition(")")
-    fields = rest.split()
-    if not found or len(fields) < 22:
+    name, fields = procstat.split(text)
+    if len(fields) < 22:
         return None
     try:
         return ProcessStat(
             pid=pid,
-            name=head.partition("(")[2],
+            name=name,
             state=fields[0],
             parent=int(fields[1]),
             group=int(fields[2]),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tocsin_common import files
 from tocsin_lab.errors import JobError
 from tocsin_lab.sim.layout import MAX_RANKS, Job, Node
 from tocsin_lab.sim.node import Gpu, NodePaths, gpus_of, nodes_of
@@ -139,13 +139,8 @@ def load_record(paths: JobPaths) -> JobRecord:
 
 def save_record(paths: JobPaths, record: JobRecord) -> None:
     """Replace the record; once this returns the change outlives a crash."""
-    fresh = paths.record.with_name(".job.json.new")
-    with fresh.open("w") as file:
-        json.dump({"version": _VERSION, "job_id": record.job_id, **asdict(record)}, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, paths.record)
+    body = json.dumps({"version": _VERSION, "job_id": record.job_id, **asdict(record)}, indent=1)
+    files.replace(paths.record, f"{body}\n".encode())
 
 
 def jobs_of(run_dir: Path) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tocsin_common import procstat
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -29,22 +31,10 @@ class ProcessId:
     start: int
 
 
-def _stat(pid: int, procfs: Path) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on (index 0), [] when the process is gone."""
-    try:
-        text = (procfs / str(pid) / "stat").read_text("ascii", "replace")
-    except OSError:
-        return []
-    # The name in parentheses may hold spaces and parentheses itself.
-    return text.rpartition(")")[2].split()
-
-
 def identify(pid: int, procfs: Path = Path("/proc")) -> ProcessId | None:
     """Return the identity of a running process; None when it is gone or only waits to be reaped."""
-    fields = _stat(pid, procfs)
-    if len(fields) < 20 or fields[0] in {"Z", "X"}:
-        return None
-    return ProcessId(pid, int(fields[19]))
+    start = procstat.start(pid, procfs)
+    return ProcessId(pid, int(start)) if start else None
 
 
 def alive(process: ProcessId, procfs: Path = Path("/proc")) -> bool:
@@ -58,7 +48,7 @@ def descendants(pid: int, procfs: Path = Path("/proc")) -> list[ProcessId]:
     for entry in procfs.iterdir():
         if not entry.name.isdigit():
             continue
-        fields = _stat(int(entry.name), procfs)
+        fields = procstat.fields(int(entry.name), procfs)
         if len(fields) >= 20 and fields[0] not in {"Z", "X"}:
             children.setdefault(int(fields[1]), []).append(ProcessId(int(entry.name), int(fields[19])))
     found: list[ProcessId] = []
@@ -94,7 +84,7 @@ def reap() -> None:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        fields = _stat(int(entry.name), Path("/proc"))
+        fields = procstat.fields(int(entry.name))
         if len(fields) > 1 and fields[0] == "Z" and int(fields[1]) == me and int(entry.name) not in _OWNED:
             try:
                 os.waitpid(int(entry.name), os.WNOHANG)

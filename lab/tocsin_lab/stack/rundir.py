@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tocsin_common import files
 from tocsin_lab.errors import LabError
 from tocsin_lab.stack.procs import ProcessId, alive, end
 
@@ -117,9 +118,7 @@ class StackRecord:
         """Replace the file in one step, so that a reader never sees half of it."""
         body = asdict(self)
         body["pids"] = {part.name: part.pid for part in self.components}
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(body, indent=1), "utf-8")
-        fresh.replace(path)
+        files.replace(path, json.dumps(body, indent=1).encode())
 
 
 def read_record(path: Path) -> StackRecord | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tocsin_common import procstat
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -27,20 +29,9 @@ class Finished:
     stderr: str
 
 
-def start_time(pid: int, procfs: Path = Path("/proc")) -> str:
-    """The process's start in clock ticks since boot, empty when there is no such process."""
-    try:
-        text = (procfs / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    # The name may contain spaces and parentheses; fields are counted from the last one.
-    fields = text.rpartition(")")[2].split()
-    return "" if len(fields) < 20 or fields[0] == "Z" else fields[19]
-
-
 def runs(pid: int, started: str) -> bool:
     """Whether the process with this pid and start time still exists."""
-    return pid > 1 and started != "" and start_time(pid) == started
+    return pid > 1 and started != "" and procstat.start(pid) == started
 
 
 def run(
@@ -72,7 +63,7 @@ def run(
             start_new_session=True,
             close_fds=True,
         )
-    started(child.pid, start_time(child.pid))
+    started(child.pid, procstat.start(child.pid))
     try:
         code: int | None = child.wait(timeout=timeout)
     except subprocess.TimeoutExpired:
