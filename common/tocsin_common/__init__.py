@@ -1,4 +1,4 @@
-"""What the exporter and the remediator both need: job ids, durations, the vocabulary, the bundle files."""
+"""What several parts need: job ids, durations, whole files, process starts, vocabulary, the bundle."""
 
 from __future__ import annotations
 
