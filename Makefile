@@ -37,7 +37,7 @@ render: setup ## jsonnet to committed rules and dashboards; manual pages from th
 	@.venv/bin/tocsin-bundle render
 	@$(PY) docs/generate.py
 
-lint: setup ## ruff, mypy --strict, file lengths, rendered files up to date
+lint: setup ## ruff, mypy --strict, rendered files and manual pages up to date
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
 	@.venv/bin/tocsin-bundle render --check
