@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
 from typing import TYPE_CHECKING, Final
 
 from tocsin_remediator import alertmanager
@@ -29,8 +30,8 @@ class Worker:
     """
     Drives incidents. One incident is in at most one thread; a slow one delays only itself.
 
-    `start` returns at once, `stop` lets running actions go on (they outlive the process and are
-    settled after the next start) and returns when no thread writes any more or after `timeout`.
+    `start` returns at once. `stop` returns when no thread is at work any more or after `timeout`; actions
+    that still run then outlive the process and are settled after the next start.
     """
 
     def __init__(self, context: Context) -> None:
@@ -41,11 +42,18 @@ class Worker:
         self._lock = threading.Lock()
         self._refetch_at = 0.0
         self._prune_at = 0.0
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="incident")
+        self._due: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        # Daemons: a program that was asked to end must not wait for the minutes of an action.
+        self._hands = [
+            threading.Thread(target=self._work, name=f"incident-{place}", daemon=True)
+            for place in range(_THREADS)
+        ]
 
     def start(self) -> None:
         """Begin."""
+        for hand in self._hands:
+            hand.start()
         self._thread.start()
 
     def wake(self) -> None:
@@ -56,12 +64,18 @@ class Worker:
         """Whether the loop runs."""
         return self._thread.is_alive()
 
-    def stop(self, timeout: float = 5.0) -> None:
+    def stop(self, timeout: float = 2.0) -> None:
         """End the loop."""
+        end = time.monotonic() + timeout
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        while self._busy and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def _work(self) -> None:
+        while True:
+            self._advance(self._due.get())
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -93,7 +107,7 @@ class Worker:
                 if incident.id in self._busy or self._stop.is_set():
                     continue
                 self._busy.add(incident.id)
-            self._pool.submit(self._advance, incident.id)
+            self._due.put(incident.id)
         if context.now() >= self._prune_at:
             self._prune_at = context.now() + _PRUNE_EVERY
             context.journal.inbox.prune(context.now() - _KEEP_ALERTS)
@@ -142,7 +156,7 @@ class Worker:
         context = self._context
         try:
             incident = context.journal.incidents.get(number)
-            if incident.is_open and incident.next_at <= context.now():
+            if not self._stop.is_set() and incident.is_open and incident.next_at <= context.now():
                 steps.advance(context, incident)
         except StaleIncident:
             # A person or a notice was faster; the next round reads it again.

@@ -114,6 +114,26 @@ def test_killed_again_and_again_it_is_done_once(site: Site, helpers: type[Helper
     assert verifying["facts"]["progress"]["since"] == done["facts"]["progress"]["since"]
 
 
+def test_asked_to_end_it_does_not_wait_for_the_action_nor_end_it(site: Site, helpers: type[Helpers]) -> None:
+    """
+    SIGTERM while an action runs: the program is gone before the action, which is then carried out.
+    """
+    site.delay(8)
+    remediator = site.remediator()
+    remediator.start()
+    site.job.breaks("DeadRank", **helpers.dead_rank)
+    remediator.approve(remediator.reaches("awaiting_approval"))
+    helpers.until(lambda: site.calls())
+
+    assert remediator.child is not None
+    remediator.child.terminate()
+    remediator.child.wait(20)
+    before = site.count()
+    helpers.until(lambda: site.count() == 1)
+
+    assert 0 == before
+
+
 @pytest.mark.long
 def test_an_action_that_cannot_be_asked_about_goes_to_a_person(site: Site, helpers: type[Helpers]) -> None:
     """

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tocsin_remediator.casefile import plot
-from tocsin_remediator.casefile.statement import moment
+from tocsin_remediator.casefile.statement import extent, moment, shown
 from tocsin_remediator.durations import words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+# Longer lists are summed up.
+_LISTED: Final = 8
 
 
 def environment() -> Environment:
@@ -27,6 +30,8 @@ def environment() -> Environment:
     )
     made.filters["moment"] = moment
     made.filters["words"] = words
+    made.filters["shown"] = shown
+    made.filters["extent"] = extent
     made.globals["plot_svg"] = plot.svg
     made.globals["plot_legend"] = plot.legend
     return made
@@ -83,10 +88,13 @@ def markdown(case: Mapping[str, Any]) -> str:
 
 
 def _statement(statement: Mapping[str, Any]) -> list[str]:
-    values = (
-        "; ".join(f"{_code(v['series'] or 'value')} = {v['value']}" for v in statement["values"])
-        or "no series"
+    query, rows = statement["query"], statement["values"]
+    values = "; ".join(
+        f"{_code(v['series'] or 'value')} = {shown(v['value'], query)}" for v in rows[:_LISTED]
     )
+    if len(rows) > _LISTED:
+        values = f"{extent(rows, query)}; {values}; …"
+    values = values or "no series"
     more = f" and {statement['left_out']} more" if statement["left_out"] else ""
     return [
         f"- **{statement['id']}** {_plain(statement['text'])}",

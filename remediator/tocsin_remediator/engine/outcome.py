@@ -55,12 +55,14 @@ def verifying(context: Context, incident: Incident) -> None:
     if decision.state is not None or incident.facts.get("last_sample") != str(judged.verdict):
         # Every sample counts, but only turns and the last one are worth a line.
         note_checks(context, incident, f"sample {progress.samples}", judged)
-    apply(
-        context,
-        incident,
-        decision,
-        facts={"progress": progress.as_json(), "last_sample": str(judged.verdict)},
-    )
+    facts = {"progress": progress.as_json(), "last_sample": str(judged.verdict)}
+    if decision.state is None:
+        now = context.now()
+        facts = {**incident.facts, **facts}
+        reason = f"sample {progress.samples}: {decision.reason}"
+        context.journal.incidents.touch(incident, now, now + decision.wait, facts=facts, reason=reason)
+        return
+    apply(context, incident, decision, facts=facts)
 
 
 def held(context: Context, incident: Incident) -> None:
