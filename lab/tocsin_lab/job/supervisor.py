@@ -196,6 +196,7 @@ class Supervisor:
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         action = body.get("op")
         request_id = body.get("request_id")
+        before = self._record
         try:
             if action == "status":
                 return {"ok": True, **describe(self._paths, self._record, self._ranks)}
@@ -208,10 +209,11 @@ class Supervisor:
                 self._stopping = True
                 return {"ok": True, "job_id": self._record.job_id, "action": "shutdown"}
             return self._act(str(action), body, request_id)
-        except LabError as error:
-            return {"ok": False, "job_id": self._record.job_id, "error": str(error)}
-        except OSError as error:
-            return {"ok": False, "job_id": self._record.job_id, "error": f"{action}: {error}"}
+        except (LabError, OSError) as error:
+            text = str(error) if isinstance(error, LabError) else f"{action}: {error}"
+            # Whoever asked may go another way only if nothing has changed.
+            applied = self._record is not before
+            return {"ok": False, "applied": applied, "job_id": before.job_id, "error": text}
 
     def _act(self, action: str, body: dict[str, Any], request_id: str | None) -> dict[str, Any]:
         before = self._record
