@@ -121,6 +121,11 @@ def metrics_page() -> str:
     return "\n".join(parts)
 
 
+def _runbook(family: str, books: dict[str, dict[str, Any]]) -> str:
+    """Return the link to a family's runbook, empty where there is none."""
+    return f"[`runbooks/{family}.yaml`](../runbooks/{family}.yaml)" if family in books else ""
+
+
 def plain(text: str) -> str:
     """Return an annotation for people: label templates become their names."""
     text = re.sub(r"{{-?\s*else[^}]*}}", " / ", text)
@@ -163,16 +168,20 @@ def families_page() -> str:
         ]
         parts.append(table(("alert", "verdict", "side", "layer", "order", "tier", "for"), rows))
         parts += [plain(one.annotations.get("description", "")), ""]
-        book = books.get(family)
-        if book is not None:
-            parts += [f"Runbook: [`runbooks/{family}.yaml`](../runbooks/{family}.yaml).", ""]
+        if family in books:
+            parts += [f"Runbook: {_runbook(family, books)}.", ""]
     others = [one for one in every if one.name.removeprefix("Tocsin") not in seen]
     parts += ["## Other alerts", ""]
     meanings = {
-        (f"`{one.name}`", one.labels.get("severity", ""), plain(one.annotations.get("summary", "")))
+        (
+            f"`{one.name}`",
+            one.labels.get("severity", ""),
+            plain(one.annotations.get("summary", "")),
+            _runbook(one.labels.get("family", ""), books),
+        )
         for one in others
     }
-    parts.append(table(("alert", "severity", "meaning"), sorted(meanings)))
+    parts.append(table(("alert", "severity", "meaning", "runbook"), sorted(meanings)))
     return "\n".join(parts)
 
 

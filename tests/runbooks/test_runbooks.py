@@ -199,6 +199,12 @@ def replaced(old: str, new: str) -> Callable[[str], str]:
         pytest.param(
             replaced("name: DeadRank", "name: DeadRanks"), "name: DeadRanks", "family", id="another name"
         ),
+        pytest.param(
+            replaced("job_id: {from: label.job_id, type: job_id}", "job_id: {from: label.job_id, type: node}"),
+            "fields:",
+            "cases are kept per job",
+            id="no job",
+        ),
         pytest.param(lambda text: "", None, "mapping", id="an empty file"),
         pytest.param(lambda text: "- a\n- b\n", None, "mapping", id="a list"),
     ],

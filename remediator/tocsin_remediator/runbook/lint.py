@@ -41,8 +41,12 @@ def _target(book: Runbook) -> Iterator[Finding]:
             yield ("spec", "target", "key", place), f"key {key!r} is no field of the target"
         elif not fields[key].required:
             yield ("spec", "target", "key", place), f"key {key!r} must be a required field"
-    if "job_id" not in fields or fields["job_id"].type != "job_id":
-        yield ("spec", "target", "fields"), "field job_id of type job_id is needed: cases are kept per job"
+    # A warning about a node opens no case: its runbook is read by people and may only advise.
+    about_node = book.spec.target.kind == "node" and book.spec.automation.ceiling == "recommend"
+    needed = "node" if about_node else "job_id"
+    if needed not in fields or fields[needed].type != needed:
+        why = "the warning names a node" if about_node else "cases are kept per job"
+        yield ("spec", "target", "fields"), f"field {needed} of type {needed} is needed: {why}"
 
 
 def _checks(book: Runbook) -> Iterator[tuple[Path, Check]]:
