@@ -200,7 +200,9 @@ def replaced(old: str, new: str) -> Callable[[str], str]:
             replaced("name: DeadRank", "name: DeadRanks"), "name: DeadRanks", "family", id="another name"
         ),
         pytest.param(
-            replaced("job_id: {from: label.job_id, type: job_id}", "job_id: {from: label.job_id, type: node}"),
+            replaced(
+                "job_id: {from: label.job_id, type: job_id}", "job_id: {from: label.job_id, type: node}"
+            ),
             "fields:",
             "cases are kept per job",
             id="no job",
