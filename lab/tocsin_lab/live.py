@@ -190,9 +190,11 @@ class Player:
                 self._tell(f"incident {one['id']} approved")
         if found:
             before = (self._seen.incident or {}).get("state")
-            self._seen.incident = found[-1]
-            if found[-1]["state"] != before:
-                self._tell(f"incident {found[-1]['id']} is {found[-1]['state']}")
+            # The open ones stand first, the latest before the others.
+            latest = found[0]
+            self._seen.incident = latest
+            if latest["state"] != before:
+                self._tell(f"incident {latest['id']} is {latest['state']}")
 
     def _ended(self) -> bool:
         return self._seen.incident is not None and self._seen.incident["state"] in FINAL_STATES

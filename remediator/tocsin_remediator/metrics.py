@@ -97,7 +97,7 @@ class _FromJournal:
             up.add_metric([], 0)
             yield up
             return
-        up.add_metric([], 1)
+        up.add_metric([], 1 if self._journal.database.writable else 0)
         yield up
         incidents = GaugeMetricFamily(
             "tocsin_remediator_incidents", "Incidents by state and family.", labels=["state", "family"]

@@ -72,6 +72,10 @@ def serve(options: Options) -> None:
     library = load_dir(options.runbooks)
     for problem in library.refused:
         log.error("runbook refused, its family is only recommended: %s", problem)
+    for family in sorted(config.levels.keys() - library.books.keys()):
+        log.error(
+            "levels names %s, for which %s has no sound runbook; it has no effect", family, options.runbooks
+        )
     listener = _listen(options)
     journal = Journal(options.journal)
     lock = _alone(journal)

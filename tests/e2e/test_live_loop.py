@@ -127,7 +127,7 @@ def _incident(lab: Lab, family: str) -> dict[str, Any]:
         found = [one for one in incidents.listed(lab.remediator) if one["family"] == family]
     except LabError:
         return {"state": "unknown", "id": 0}
-    return found[-1] if found else {"state": "none", "id": 0}
+    return found[0] if found else {"state": "none", "id": 0}
 
 
 def test_a_killed_remediator_finishes_what_was_approved_and_does_it_once(lab: Lab) -> None:

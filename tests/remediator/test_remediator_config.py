@@ -255,6 +255,18 @@ def test_one_open_incident_per_family_and_target_and_one_case_per_job(journal: J
     assert new.case_id != first.case_id
 
 
+def test_a_limit_hides_no_open_incident(journal: Journal) -> None:
+    """
+    An old one that waits for a person stands before newer ones that are over.
+    """
+    old, _ = opened(journal)
+    new, _ = opened(journal, subject="torchrun/y")
+    journal.incidents.move(new, State.CLOSED, "done", 2.0, code=CloseCode.SELF)
+
+    assert [old.id] == [one.id for one in journal.incidents.all(limit=1)]
+    assert [new.id] == [one.id for one in journal.incidents.all(state=State.CLOSED, limit=1)]
+
+
 def test_many_threads_open_one_incident(journal: Journal) -> None:
     """
     However many deliver at once.

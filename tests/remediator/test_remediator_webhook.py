@@ -291,12 +291,31 @@ def test_a_journal_that_cannot_be_written_is_503(site_free: Site, helpers: type[
             timeout=20,
         )
         healthy = requests.get(f"{remediator.url}/-/healthy", timeout=5)
+        ready = requests.get(f"{remediator.url}/-/ready", timeout=20)
     finally:
         blocker.execute("ROLLBACK")
         blocker.close()
 
-    assert (503, 200) == (busy.status_code, healthy.status_code)
+    assert (503, 200, 503) == (busy.status_code, healthy.status_code, ready.status_code)
+    assert 200 == helpers.until(lambda: requests.get(f"{remediator.url}/-/ready", timeout=20)).status_code
     assert 200 == helpers.until(lambda: post(remediator.url, good)).status_code
+
+
+def test_a_decision_without_a_name_is_refused(shared: tuple[str, Site]) -> None:
+    """
+    Nobody's approval stands in the journal.
+    """
+    nobody = requests.post(f"{shared[0]}/api/v1/incidents/1/approve", json={"by": "  "}, timeout=5)
+
+    assert 400 == nobody.status_code
+    assert "name" in nobody.text
+
+
+def test_an_unknown_state_is_refused(shared: tuple[str, Site]) -> None:
+    """
+    A typo in the filter is no empty list.
+    """
+    assert 400 == requests.get(f"{shared[0]}/api/v1/incidents?state=opne", timeout=5).status_code
 
 
 def test_a_second_server_on_the_journal_is_refused(site_free: Site) -> None:

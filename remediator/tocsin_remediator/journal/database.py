@@ -37,6 +37,8 @@ class Database:
                 f"{url!r} is no database address; use sqlite:///FILE or postgresql://…"
             ) from err
         self.file: Path | None = None
+        # Whether the last transaction that could write went through.
+        self.writable = True
         self._writer = threading.Lock()
         if parsed.get_backend_name() == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
@@ -96,9 +98,11 @@ class Database:
         try:
             with self._engine.begin() as connection:
                 yield connection
+            self.writable = True
         except IntegrityError:
             raise
         except (DBAPIError, SQLAlchemyError) as err:
+            self.writable = False
             raise JournalError(f"the journal cannot be used: {err.__cause__ or err}") from err
         finally:
             if self.file is not None:

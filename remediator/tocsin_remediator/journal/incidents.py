@@ -101,11 +101,14 @@ class Incidents:
         with self._database.read() as connection:
             return _existing(connection, incident)
 
-    def all(self, *, only_open: bool = False, limit: int = 500) -> list[Incident]:
-        """Incidents, the latest first."""
-        query = select(incidents).order_by(incidents.c.id.desc()).limit(limit)
+    def all(self, *, only_open: bool = False, state: State | None = None, limit: int = 500) -> list[Incident]:
+        """Incidents: open ones before closed ones, so that a limit hides none; the latest first."""
+        closed = incidents.c.state == str(State.CLOSED)
+        query = select(incidents).order_by(closed, incidents.c.id.desc()).limit(limit)
         if only_open:
-            query = query.where(incidents.c.state != str(State.CLOSED))
+            query = query.where(~closed)
+        if state is not None:
+            query = query.where(incidents.c.state == str(state))
         with self._database.read() as connection:
             return [_incident(row) for row in connection.execute(query)]
 

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tocsin_remediator.casefile import render
 from tocsin_remediator.casefile.assemble import assemble
+from tocsin_remediator.model import State
 from tocsin_remediator.web import security, views
 
 if TYPE_CHECKING:
@@ -35,9 +36,14 @@ def install(app: FastAPI, surface: Surface) -> None:
 
     @app.get("/api/v1/incidents")
     def incidents(state: str = "", limit: int = 200) -> Response:
-        found = journal.incidents.all(only_open=state == "open", limit=max(1, min(limit, 1000)))
-        rows = [views.brief(one) for one in found if state in ("", "open", one.state)]
-        return JSONResponse(rows)
+        if state not in ("", "open", *State):
+            raise HTTPException(400, f"state must be open or one of {', '.join(State)}")
+        found = journal.incidents.all(
+            only_open=state == "open",
+            state=State(state) if state not in ("", "open") else None,
+            limit=max(1, min(limit, 1000)),
+        )
+        return JSONResponse([views.brief(one) for one in found])
 
     @app.get("/api/v1/incidents/{number}")
     def incident(number: int) -> Response:
@@ -97,7 +103,7 @@ async def _decide(surface: Surface, request: Request, number: int, *, approve: b
 
 def _who(surface: Surface, request: Request, wish: Decide) -> str:
     if not surface.operator_tokens:
-        return f"{wish.by or 'somebody'} (no token configured)"
+        return security.unproven(wish.by)
     token = security.bearer(request.headers)
     if token is None:
         raise HTTPException(

@@ -211,7 +211,10 @@ def _ready(surface: Surface) -> Response:
     # Not Prometheus: without it alerts are still recorded, and asked about later.
     if not surface.worker_alive():
         return _problem(503, "the worker has ended; restart the remediator")
-    stop = surface.context.journal.settings.stop()
+    journal = surface.context.journal
+    # Written, not only read: on a full disk the journal can still be read, and no alert be recorded.
+    journal.settings.set("ready_asked_at", f"{surface.context.now():.3f}")
+    stop = journal.settings.stop()
     if surface.halted_start and stop is Stop.HALT:
         return _problem(503, "started while halted")
     return PlainTextResponse(f"tocsin-remediator is ready (stop switch: {stop})\n")

@@ -9,6 +9,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from fastapi import HTTPException
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -96,3 +98,11 @@ def host_allowed(headers: Mapping[str, str], allowed: Sequence[str]) -> bool:
     """
     host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
     return is_loopback(host) or host in allowed
+
+
+def unproven(by: str) -> str:
+    """Who decided, where no token proves it; 400 when the decision has no name on it."""
+    name = by.strip()
+    if not name:
+        raise HTTPException(400, "a decision needs the name of who makes it (by)")
+    return f"{name} (no token configured)"
