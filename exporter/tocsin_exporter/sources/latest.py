@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -81,7 +82,7 @@ class Latest(Generic[T]):
             return None, error or CollectError("hung", f"the last reading is {age:.0f} s old")
 
 
-class PollingSource(Generic[T]):
+class PollingSource(ABC, Generic[T]):
     """A thread that reads something every *interval* seconds and publishes it in ``latest``."""
 
     def __init__(self, name: str, interval: float, max_age: float, errors: ErrorCounter) -> None:
@@ -122,9 +123,9 @@ class PollingSource(Generic[T]):
     def close(self) -> None:
         """Release what the source holds; called once after the thread ended."""
 
+    @abstractmethod
     def read(self) -> T:
         """Read once; raises SourceError or CollectError with the reason."""
-        raise NotImplementedError
 
     def read_once(self) -> None:
         """Read, publish, and turn every failure into a reason."""
