@@ -78,7 +78,9 @@ class CollectorSet:
                 samples.append(sample)
         except CollectError as err:
             # What came before is still good: a hung driver's last reading, the devices that answer.
-            error = err
+            # Not the exception itself: its traceback holds this frame, and each scrape of a failing
+            # collector would leave all its samples to the garbage collector's slowest pass.
+            error = CollectError(err.reason, err.detail)
         except Exception as err:
             log.exception("collector failed collector=%s", name)
             samples = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -94,6 +95,21 @@ def test_what_came_before_a_reason_is_served_and_before_a_bug_is_not() -> None:
     """A collector that says why it stops keeps its samples; one that breaks cannot be believed."""
     assert 'tocsin_host_memory_total_bytes{node="n1"} 7' in scrape(Stub("gpu", partly))
     assert not [line for line in scrape(Stub("gpu", broken)) if "memory_total" in line]
+
+
+@pytest.mark.parametrize("run", [partly, broken], ids=["a reason of its own", "an exception"])
+def test_a_failing_collector_leaves_no_cycles(run: Callable[[], Iterator[AnySample]]) -> None:
+    """What a failed scrape made is free at its end, so that no scrape waits for the garbage collector."""
+    registry = CollectorSet([Stub("host", run)], Exposition("n1", Tier.DEEP, DroppedLabels()))
+    registry.scrape()
+    gc.collect()
+    gc.disable()
+    try:
+        registry.scrape()
+
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_the_last_success_stays_while_the_collector_fails() -> None:
