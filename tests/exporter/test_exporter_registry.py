@@ -161,6 +161,19 @@ def test_a_reading_is_given_out_until_it_is_too_old() -> None:
     assert error.reason == "hung"
 
 
+def test_a_stored_reason_holds_nothing_of_the_scrapes_that_raised_it() -> None:
+    """Each scrape raises an exception of its own, so that no traceback grows from scrape to scrape."""
+    latest: Latest[int] = Latest(max_age=60.0)
+    latest.fail("hung", "the driver does not answer")
+
+    first, second = latest.read()[1], latest.read()[1]
+
+    assert first is not None
+    assert second is not None
+    assert first is not second
+    assert ("hung", "the driver does not answer") == (second.reason, second.detail)
+
+
 def test_a_failed_read_keeps_the_value_and_tells_why() -> None:
     """Right after a failure the last value is still served, beside the reason."""
     latest: Latest[str] = Latest(60.0, clock=lambda: 0.0)

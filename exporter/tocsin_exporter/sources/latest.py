@@ -58,23 +58,24 @@ class Latest(Generic[T]):
         self._lock = threading.Lock()
         self._value: T | None = None
         self._at = clock()
-        self._error: CollectError | None = None
+        self._why: tuple[str, str] | None = None
 
     def put(self, value: T) -> None:
         """Publish *value*."""
         with self._lock:
-            self._value, self._at, self._error = value, self._clock(), None
+            self._value, self._at, self._why = value, self._clock(), None
 
     def fail(self, reason: str, detail: str) -> None:
         """Say why the newest read gave nothing; the value before it stays until it is too old."""
         with self._lock:
-            self._error = CollectError(reason, detail)
+            self._why = (reason, detail)
 
     def read(self) -> tuple[T | None, CollectError | None]:
         """Return the value, or None, and the error of the newest read, or None."""
         with self._lock:
             age = self._clock() - self._at
-            error = self._error
+            # A new one each time: an exception that is raised again keeps the frames of every raise.
+            error = CollectError(*self._why) if self._why else None
             if self._value is None:
                 return None, error or CollectError("timeout", "no reading yet")
             if age <= self._max_age:
