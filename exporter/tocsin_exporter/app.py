@@ -34,7 +34,8 @@ from tocsin_exporter.sources.bpf import BpfSource
 from tocsin_exporter.sources.host import HostSource
 from tocsin_exporter.sources.kmsg import KmsgSource
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.nvml import NvmlReading, NvmlSource
+from tocsin_exporter.sources.nvml.model import NvmlReading
+from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.output import OutputSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile

@@ -22,7 +22,7 @@ from tocsin_exporter.identity.resolver import Holder
 from tocsin_exporter.kmsg.xid_classes import CLASSES
 from tocsin_exporter.sources.kmsg import KernelEvent
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.nvml import Device, NvmlReading
+from tocsin_exporter.sources.nvml.model import Device, NvmlReading
 from tocsin_exporter.sources.sysfs import Port, distance, locate
 from tocsin_exporter.state import StateFile
 

@@ -13,7 +13,7 @@ from tocsin_exporter.errors import ExporterError, SourceError
 from tocsin_exporter.sources import procfs, sysfs
 from tocsin_exporter.sources.bpf import doctor as bpf_doctor
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.nvml import NvmlSource
+from tocsin_exporter.sources.nvml.source import NvmlSource
 
 __all__ = ["Finding", "findings", "report"]
 

@@ -14,7 +14,7 @@ from tocsin_exporter.identity.resolver import Holder
 from tocsin_exporter.kmsg.parse import Event
 from tocsin_exporter.sources.kmsg import KernelEvent
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.nvml import Device, NvmlReading
+from tocsin_exporter.sources.nvml.model import Device, NvmlReading
 from tocsin_exporter.sources.sysfs import Port
 from tocsin_exporter.state import StateFile
 

@@ -27,7 +27,8 @@ from tocsin_exporter.kmsg.parse import Parser
 from tocsin_exporter.sources.host import HostSource
 from tocsin_exporter.sources.kmsg import KernelEvent, KmsgSource
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.nvml import NvmlSource
+from tocsin_exporter.sources.nvml.child import THROTTLE_REASONS
+from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile
 
@@ -41,22 +42,32 @@ DEVICES = (
     {
         "index": 0, "up": True, "reason": "", "uuid": "GPU-aaaa", "model": "NVIDIA H100 80GB HBM3",
         "pci": "00000000:3B:00.0", "vbios": "96.00.74.00.1A",
-        "gauges": {
-            "utilization_ratio": 0.98, "sm_active_ratio": 0.9, "sm_occupancy_ratio": 0.4, "tensor_active_ratio": 0.6,
-            "dram_active_ratio": 0.5, "memory_total_bytes": 85520809984, "memory_used_bytes": 57065603072,
-            "sm_clock_hertz": 1.2e9, "sm_clock_max_hertz": 1.98e9, "memory_clock_hertz": 2.619e9,
-            "power_watts": 588.5, "power_limit_watts": 700.0, "energy_joules": 1234.5, "temperature_celsius": 61,
-            "memory_temperature_celsius": 70, "pcie_link_generation": 5, "pcie_link_generation_max": 5,
-            "pcie_link_width": 16, "pcie_link_width_max": 16, "pcie_replays": 3,
-        },
-        "throttle": 0x40, "pids": [11],
-        "ecc": {"corrected/dram": 12, "uncorrected/dram": 0, "corrected/sram": 0, "uncorrected/sram": 1},
-        "remaps": {"corrected": 1, "uncorrected": 2, "pending": 1, "failed": 0},
+        "pids": [11],
+        "values": [
+            *([name, [], value] for name, value in {
+                "utilization_ratio": 0.98, "sm_active_ratio": 0.9, "sm_occupancy_ratio": 0.4, "tensor_active_ratio": 0.6,
+                "dram_active_ratio": 0.5, "memory_total_bytes": 85520809984, "memory_used_bytes": 57065603072,
+                "sm_clock_hertz": 1.2e9, "sm_clock_max_hertz": 1.98e9, "memory_clock_hertz": 2.619e9,
+                "power_watts": 588.5, "power_limit_watts": 700.0, "energy_joules_total": 1234.5,
+                "temperature_celsius": 61, "memory_temperature_celsius": 70, "pcie_link_generation": 5,
+                "pcie_link_generation_max": 5, "pcie_link_width": 16, "pcie_link_width_max": 16,
+                "pcie_replays_total": 3, "row_remap_pending": 1.0, "row_remap_failed": 0.0,
+            }.items()),
+            *(["throttle_active", [reason], float(reason == "hw_thermal")] for reason in THROTTLE_REASONS),
+            *(["throttle_seconds_total", [reason], 0.0] for reason in THROTTLE_REASONS),
+            ["ecc_errors_total", ["corrected", "dram"], 12], ["ecc_errors_total", ["uncorrected", "dram"], 0],
+            ["ecc_errors_total", ["corrected", "sram"], 0], ["ecc_errors_total", ["uncorrected", "sram"], 1],
+            ["row_remaps_total", ["corrected"], 1], ["row_remaps_total", ["uncorrected"], 2],
+        ],
     },
     {
         "index": 1, "up": True, "reason": "", "uuid": "GPU-bbbb", "model": "Tesla T4", "pci": "00000000:61:00.0",
-        "vbios": "", "gauges": {"utilization_ratio": 0.0, "memory_used_bytes": 0, "power_watts": 9.5},
-        "throttle": 0x1, "pids": None, "ecc": {}, "remaps": {},
+        "vbios": "", "pids": None,
+        "values": [
+            ["utilization_ratio", [], 0.0], ["memory_used_bytes", [], 0], ["power_watts", [], 9.5],
+            *(["throttle_active", [reason], float(reason == "idle")] for reason in THROTTLE_REASONS),
+            *(["throttle_seconds_total", [reason], 0.0] for reason in THROTTLE_REASONS),
+        ],
     },
     {"index": 2, "up": False, "reason": "gpu_lost", "uuid": "GPU-cccc", "model": "Tesla T4", "pci": "00000000:62:00.0"},
 )  # fmt: skip

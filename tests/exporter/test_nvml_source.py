@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.nvml import Device, NvmlSource, pci_address
+from tocsin_exporter.sources.nvml.model import Device, pci_address
+from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_lab.sim.layout import Node
 from tocsin_lab.sim.node import NodePaths, create_node
 

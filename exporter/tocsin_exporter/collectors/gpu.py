@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from tocsin_exporter.attribution import EVENT_COUNTERS, Attribution, HeldDevice
 from tocsin_exporter.collectors.base import Sample
 from tocsin_exporter.metrics import FAMILIES
-from tocsin_exporter.sources.nvml import Device, NvmlSource
+from tocsin_exporter.sources.nvml.model import Device
+from tocsin_exporter.sources.nvml.source import NvmlSource
 
 __all__ = ["NAME", "GpuCollector", "build", "device_labels", "device_samples", "holder_labels"]
 

@@ -10,7 +10,7 @@ from tocsin_exporter.collectors.gpu import device_samples, holder_labels
 from tocsin_exporter.errors import CollectError
 from tocsin_exporter.kmsg.xid_classes import CLASSES
 from tocsin_exporter.sources.kmsg import KmsgSource
-from tocsin_exporter.sources.nvml import NvmlSource
+from tocsin_exporter.sources.nvml.source import NvmlSource
 
 __all__ = ["NAME", "GpuEventsCollector", "build"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tocsin_exporter.attribution import Attribution
 from tocsin_exporter.collectors.base import Sample
 from tocsin_exporter.collectors.gpu import device_samples
-from tocsin_exporter.sources.nvml import NvmlSource
+from tocsin_exporter.sources.nvml.source import NvmlSource
 
 __all__ = ["NAME", "PcieCollector", "build"]
 

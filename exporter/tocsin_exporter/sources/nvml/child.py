@@ -1,5 +1,5 @@
 """
-The process that talks to the driver: ``python -m tocsin_exporter.sources.nvml_child [LIBRARY]``.
+The process that talks to the driver: ``python -m tocsin_exporter.sources.nvml.child [LIBRARY]``.
 
 A driver call can hang for good, and a thread that hangs in it cannot be ended; a process can.
 So this one does nothing else. It reads one-line requests ``{"last": [index, …], "skip": [index, …]}``
@@ -9,7 +9,9 @@ then JSON):
 * ``{"ready": true}`` or ``{"fail": {"code", "name"}}`` once, after the initialisation;
 * per request ``{"begin": index}`` before and ``{"device": {…}}`` after each device, then ``{"end": {…}}``.
 
-It imports nothing of the package but this file: each megabyte here is one more on every node.
+A device's ``values`` are rows of quantity, further label values and number, in base units; what the
+device does not offer has no row. It imports nothing heavy of the package: each megabyte here is one more
+on every node.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any, BinaryIO
 
 import pynvml as nv
 
-__all__ = ["Reader", "main"]
+__all__ = ["THROTTLE_REASONS", "Reader", "main"]
 
 # Values the driver hands out for "no value"; NVML_VALUE_NOT_AVAILABLE is -1 in each width.
 _SENTINELS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFF2})
@@ -38,6 +40,20 @@ _GPM = (
     ("tensor_active_ratio", 5),
     ("dram_active_ratio", 10),
 )
+# nvml.h, nvmlClocksEventReason*: the bits of the current clock event reasons.
+THROTTLE_REASONS = {
+    "idle": 0x1,
+    "app_clocks": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal": 0x20,
+    "hw_thermal": 0x40,
+    "hw_power_brake": 0x80,
+    "display": 0x100,
+}
+# A longer pause than this was no pause between two readings.
+_LONGEST_HOLD_SECONDS = 120.0
 # Errors that condemn the device or the session, not the one call.
 _FATAL = {
     nv.NVML_ERROR_GPU_IS_LOST: "gpu_lost",
@@ -45,6 +61,9 @@ _FATAL = {
     nv.NVML_ERROR_GPU_NOT_FOUND: "gpu_lost",
 }
 _PR_SET_PDEATHSIG = 1
+
+# Quantity, values of its further labels, number in base units.
+Value = tuple[str, tuple[str, ...], float]
 
 
 class _DeviceGoneError(Exception):
@@ -69,6 +88,8 @@ class Reader:
         self._gpm: dict[int, tuple[float, Any]] = {}
         self._gpm_last: dict[int, dict[str, float]] = {}
         self._gpm_unsupported: set[int] = set()
+        self._throttled: dict[tuple[int, str], float] = {}
+        self._throttled_at: dict[int, float] = {}
 
     def count(self) -> int:
         """Return how many devices the driver lists."""
@@ -88,9 +109,11 @@ class Reader:
         try:
             handle = self._handle(index)
             row.update(self._static[index])
-            row["gauges"] = self._gauges(index, handle)
-            row["throttle"] = self._throttle(handle)
-            row["ecc"], row["remaps"] = self._memory_errors(handle)
+            row["values"] = [
+                *((name, (), value) for name, value in self._gauges(index, handle).items()),
+                *self._throttle(index, handle),
+                *self._memory_errors(handle),
+            ]
             row["pids"] = self._pids(handle)
         except _DeviceGoneError as err:
             self._forget(index)
@@ -155,14 +178,14 @@ class Reader:
         put("memory_clock_hertz", self._try(nv.nvmlDeviceGetClockInfo, handle, nv.NVML_CLOCK_MEM), 1e6)
         put("power_watts", self._try(nv.nvmlDeviceGetPowerUsage, handle), 1e-3)
         put("power_limit_watts", self._try(nv.nvmlDeviceGetEnforcedPowerLimit, handle), 1e-3)
-        put("energy_joules", self._try(nv.nvmlDeviceGetTotalEnergyConsumption, handle), 1e-3)
+        put("energy_joules_total", self._try(nv.nvmlDeviceGetTotalEnergyConsumption, handle), 1e-3)
         put("temperature_celsius", self._try(nv.nvmlDeviceGetTemperature, handle, nv.NVML_TEMPERATURE_GPU))
         put("memory_temperature_celsius", self._field(handle, nv.NVML_FI_DEV_MEMORY_TEMP))
         put("pcie_link_generation", self._try(nv.nvmlDeviceGetCurrPcieLinkGeneration, handle))
         put("pcie_link_generation_max", self._try(nv.nvmlDeviceGetMaxPcieLinkGeneration, handle))
         put("pcie_link_width", self._try(nv.nvmlDeviceGetCurrPcieLinkWidth, handle))
         put("pcie_link_width_max", self._try(nv.nvmlDeviceGetMaxPcieLinkWidth, handle))
-        put("pcie_replays", self._try(nv.nvmlDeviceGetPcieReplayCounter, handle))
+        put("pcie_replays_total", self._try(nv.nvmlDeviceGetPcieReplayCounter, handle))
         found.update(self._gpm_ratios(index, handle))
         return found
 
@@ -224,14 +247,29 @@ class Reader:
                 found[name] = min(number / 100, 1.0)
         return found
 
-    def _throttle(self, handle: Any) -> int | None:
+    def _throttle(self, index: int, handle: Any) -> list[Value]:
+        """Return the reason bits as states, and as seconds by holding each since the reading before."""
         mask = self._try(nv.nvmlDeviceGetCurrentClocksEventReasons, handle)
         if mask is None:
             mask = self._try(nv.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-        return None if mask is None or mask in _SENTINELS else int(mask)
+        now = self._clock()
+        before = self._throttled_at.get(index)
+        self._throttled_at[index] = now
+        if mask is None or mask in _SENTINELS:
+            return []
+        # After a hang nobody knows what held the clock down meanwhile.
+        passed = now - before if before is not None and now - before <= _LONGEST_HOLD_SECONDS else 0.0
+        values: list[Value] = []
+        for reason, bit in THROTTLE_REASONS.items():
+            active = bool(mask & bit)
+            values.append(("throttle_active", (reason,), float(active)))
+            total = self._throttled.get((index, reason), 0.0) + (passed if active else 0.0)
+            self._throttled[(index, reason)] = total
+            values.append(("throttle_seconds_total", (reason,), total))
+        return values
 
-    def _memory_errors(self, handle: Any) -> tuple[dict[str, float], dict[str, float]]:
-        ecc: dict[str, float] = {}
+    def _memory_errors(self, handle: Any) -> list[Value]:
+        values: list[Value] = []
         for severity, kind in (
             ("corrected", nv.NVML_MEMORY_ERROR_TYPE_CORRECTED),
             ("uncorrected", nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
@@ -244,11 +282,17 @@ class Reader:
                     self._try(nv.nvmlDeviceGetMemoryErrorCounter, handle, kind, nv.NVML_AGGREGATE_ECC, where)
                 )
                 if count is not None:
-                    ecc[f"{severity}/{memory}"] = count
+                    values.append(("ecc_errors_total", (severity, memory), count))
         rows = self._try(nv.nvmlDeviceGetRemappedRows, handle)
-        if rows is None:
-            return ecc, {}
-        return ecc, dict(zip(("corrected", "uncorrected", "pending", "failed"), rows, strict=True))
+        if rows is not None:
+            corrected, uncorrected, pending, failed = rows
+            values += [
+                ("row_remaps_total", ("corrected",), corrected),
+                ("row_remaps_total", ("uncorrected",), uncorrected),
+                ("row_remap_pending", (), float(bool(pending))),
+                ("row_remap_failed", (), float(bool(failed))),
+            ]
+        return values
 
     def _pids(self, handle: Any) -> list[int] | None:
         processes = self._try(nv.nvmlDeviceGetComputeRunningProcesses, handle)

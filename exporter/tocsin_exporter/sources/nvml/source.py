@@ -12,31 +12,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tocsin_exporter.errors import CollectError
 from tocsin_exporter.sources.latest import ErrorCounter, PollingSource
+from tocsin_exporter.sources.nvml.model import Device, Key, NvmlReading, pci_address
+from tocsin_exporter.sources.nvml.quantities import QUANTITIES
 
-__all__ = ["THROTTLE_REASONS", "Device", "NvmlReading", "NvmlSource", "pci_address"]
+__all__ = ["NvmlSource"]
 
 log = logging.getLogger(__name__)
-
-Key = tuple[str, tuple[str, ...]]
-
-# nvml.h, nvmlClocksEventReason*: the bits of the current clock event reasons.
-THROTTLE_REASONS = {
-    "idle": 0x1,
-    "app_clocks": 0x2,
-    "sw_power_cap": 0x4,
-    "hw_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "sw_thermal": 0x20,
-    "hw_thermal": 0x40,
-    "hw_power_brake": 0x80,
-    "display": 0x100,
-}
 
 # nvmlReturn_t values that mean something to the operator of a node.
 _REASONS = {
@@ -58,49 +45,6 @@ _START_SECONDS = 10.0
 _BACKOFF = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 # Children that SIGKILL does not end sit in the driver; more of them would only pile up there.
 _MAX_STUCK = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """
-    One device at one reading.
-
-    ``gauges`` and ``counters`` are keyed by (quantity, label values) in base units; what the
-    device does not offer is absent. ``pids`` is None where the driver does not tell.
-    """
-
-    gpu: str
-    uuid: str
-    model: str = ""
-    pci: str = ""
-    vbios: str = ""
-    mig: str = ""
-    up: bool = True
-    reason: str = ""
-    gauges: Mapping[Key, float] = field(default_factory=dict)
-    counters: Mapping[Key, float] = field(default_factory=dict)
-    pids: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NvmlReading:
-    """All devices of one cycle; ``wall`` is when it ended, as a Unix time."""
-
-    wall: float
-    devices: tuple[Device, ...]
-    driver_version: str = ""
-    cuda_version: str = ""
-
-
-def pci_address(text: str) -> str:
-    """Return *text* as ``dddd:bb:dd.f`` in lower case with a domain of four digits, or as it is."""
-    parts = text.strip().lower().split(":")
-    if len(parts) == 2:
-        parts.insert(0, "0000")
-    if len(parts) != 3:
-        return text.strip().lower()
-    domain = parts[0].lstrip("0").rjust(4, "0")
-    return f"{domain}:{parts[1]}:{parts[2]}" + ("" if "." in parts[2] else ".0")
 
 
 class _EndedError(Exception):
@@ -196,7 +140,7 @@ class NvmlSource(PollingSource[NvmlReading]):
         super().__init__("nvml", interval, max_age, errors)
         # -P: nothing is imported from the folder the exporter was started in.
         self._command = command or (
-            *(sys.executable, "-P", "-m", "tocsin_exporter.sources.nvml_child"),
+            *(sys.executable, "-P", "-m", "tocsin_exporter.sources.nvml.child"),
             *((str(library),) if library is not None else ()),
         )
         self._deadline = deadline
@@ -214,8 +158,6 @@ class NvmlSource(PollingSource[NvmlReading]):
         self._remembered: tuple[Device, ...] = ()
         self._failure = ""
         self._why = ("timeout", "")
-        self._throttled: dict[tuple[str, str], float] = {}
-        self._read_at: dict[str, float] = {}
 
     def devices(self) -> tuple[Device, ...]:
         """Return every device seen so far, each as last read, with ``up`` and ``reason`` as of now."""
@@ -386,24 +328,12 @@ class NvmlSource(PollingSource[NvmlReading]):
             return replace(before[0], up=False, reason=str(raw["reason"])) if before else None
         gauges: dict[Key, float] = {}
         counters: dict[Key, float] = {}
-        for name, value in raw.get("gauges", {}).items():
-            if name == "energy_joules":
-                counters[("energy_joules_total", ())] = value
-            elif name == "pcie_replays":
-                counters[("pcie_replays_total", ())] = value
-            else:
-                gauges[(name, ())] = value
-        self._throttle(uuid, raw.get("throttle"), gauges, counters)
-        for name, count in raw.get("ecc", {}).items():
-            severity, _, memory = name.partition("/")
-            counters[("ecc_errors_total", (severity, memory))] = count
-        remaps = raw.get("remaps", {})
-        for severity in ("corrected", "uncorrected"):
-            if severity in remaps:
-                counters[("row_remaps_total", (severity,))] = remaps[severity]
-        for state in ("pending", "failed"):
-            if state in remaps:
-                gauges[(f"row_remap_{state}", ())] = float(bool(remaps[state]))
+        for name, labels, value in raw.get("values", ()):
+            quantity = QUANTITIES.get(name)
+            if quantity is None:
+                continue
+            values = counters if quantity.counter else gauges
+            values[(name, tuple(labels))] = value
         pids = raw.get("pids")
         return Device(
             gpu=index,
@@ -417,24 +347,6 @@ class NvmlSource(PollingSource[NvmlReading]):
             counters=counters,
             pids=None if pids is None else tuple(pids),
         )
-
-    def _throttle(
-        self, uuid: str, mask: int | None, gauges: dict[Key, float], counters: dict[Key, float]
-    ) -> None:
-        """Turn the reason bits into states, and into seconds by holding each since the reading before."""
-        now = self._clock()
-        before = self._read_at.get(uuid)
-        self._read_at[uuid] = now
-        if mask is None:
-            return
-        # After a hang nobody knows what held the clock down meanwhile.
-        passed = now - before if before is not None and now - before <= 3 * self._interval else 0.0
-        for reason, bit in THROTTLE_REASONS.items():
-            active = bool(mask & bit)
-            gauges[("throttle_active", (reason,))] = float(active)
-            total = self._throttled.get((uuid, reason), 0.0) + (passed if active else 0.0)
-            self._throttled[(uuid, reason)] = total
-            counters[("throttle_seconds_total", (reason,))] = total
 
 
 def _failure(raw: Mapping[str, Any]) -> CollectError:
