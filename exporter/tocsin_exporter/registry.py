@@ -44,6 +44,10 @@ class CollectorSet:
         self._wall = wall
         self._clock = clock
         self._lock = threading.Lock()
+        self._rendering = threading.Lock()
+        self._asked = 0
+        # By format: the text, and how many scrapes had asked before it was begun.
+        self._texts: dict[bool, tuple[int, str]] = {}
         self._last_success: dict[str, float] = {}
         self._reported: dict[str, str] = {}
 
@@ -52,9 +56,28 @@ class CollectorSet:
         """The names of the collectors that run."""
         return tuple(collector.name for collector in self._collectors)
 
+    @property
+    def asked(self) -> int:
+        """How many scrapes were asked for."""
+        return self._asked
+
     def scrape(self, *, openmetrics: bool = False) -> str:
-        """Return the text of one scrape."""
-        return self._exposition.render(self.collect(), openmetrics=openmetrics)
+        """
+        Return the text of one scrape, never older than the question.
+
+        Those who ask while one is being made share the next: many scrapers cost what two do.
+        """
+        with self._lock:
+            self._asked += 1
+            mine = self._asked
+        with self._rendering:
+            asked, text = self._texts.get(openmetrics, (0, ""))
+            if asked < mine:
+                with self._lock:
+                    asked = self._asked
+                text = self._exposition.render(self.collect(), openmetrics=openmetrics)
+                self._texts[openmetrics] = (asked, text)
+        return text
 
     def collect(self) -> list[AnySample]:
         """Return the samples of one scrape."""

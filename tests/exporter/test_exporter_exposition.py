@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import subprocess
+import tracemalloc
 
 import pytest
 from prometheus_client import Metric
@@ -139,6 +141,50 @@ def test_histogram_buckets_are_cumulative() -> None:
     assert [int(line.split()[-1]) for line in lines if "_bucket" in line] == list(
         range(1, len(row.buckets) + 2)
     )
+
+
+def test_a_line_is_made_anew_when_its_value_changes() -> None:
+    """What is kept from scrape to scrape is the line of an unchanged value only; NaN is no such value."""
+    exposition = Exposition("n", Tier.DEEP, DroppedLabels())
+    row = FAMILIES["tocsin_cuda_sync_seconds"]
+    counts = (1,) * (len(row.buckets) + 1)
+
+    texts = [
+        exposition.render(
+            [Sample("tocsin_host_load1", (), load), HistogramSample(row.name, ("j", "0"), counts, total)],
+            openmetrics=False,
+        )
+        for load, total in ((1.5, 4.0), (1.5, 4.0), (2.5, 4.0), (math.nan, 5.0), (math.nan, 5.0), (1.5, 4.0))
+    ]
+
+    assert texts[0] == texts[1] == texts[5]
+    assert 'tocsin_host_load1{node="n"} 2.5' in texts[2]
+    assert 'tocsin_host_load1{node="n"} NaN' in texts[3]
+    assert texts[3] == texts[4]
+    assert f'{row.name}_sum{{node="n",job_id="j",rank="0"}} 5.0' in texts[3]
+
+
+def test_series_that_ended_leave_nothing_behind() -> None:
+    """A node that has seen a hundred thousand jobs holds no more than one that has seen ten."""
+    exposition = Exposition("n", Tier.DEEP, DroppedLabels())
+
+    def serve(first: int, jobs: int) -> int:
+        for job in range(first, first + jobs, 100):
+            exposition.render(
+                [Sample("tocsin_rank_up", (f"slurm/{job + one}", "0"), 1) for one in range(100)],
+                openmetrics=False,
+            )
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        few = serve(0, 1000)
+        many = serve(1000, 50_000)
+    finally:
+        tracemalloc.stop()
+
+    assert many - few < 50_000
 
 
 def test_a_tier_serves_what_it_names() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -137,6 +139,40 @@ def test_a_collector_turned_off_says_so() -> None:
 
     assert 'tocsin_collector_success{node="n1",collector="gpu"} 0' in lines
     assert 'tocsin_collector_error_info{node="n1",collector="gpu",reason="disabled"} 1' in lines
+
+
+def test_scrapes_that_wait_share_one() -> None:
+    """Twenty scrapers that ask while a scrape is made get one that was begun after they asked."""
+    runs: list[int] = []
+    entered, go = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[AnySample]:
+        runs.append(len(runs))
+        entered.set()
+        go.wait(10)
+        yield Sample("tocsin_host_load1", (), len(runs))
+
+    registry = CollectorSet([Stub("host", slow)], Exposition("n1", Tier.DEEP, DroppedLabels()))
+    texts: list[str] = []
+
+    def ask() -> None:
+        texts.append(registry.scrape())
+
+    first = threading.Thread(target=ask)
+    first.start()
+    assert entered.wait(10)
+    others = [threading.Thread(target=ask) for _ in range(20)]
+    for other in others:
+        other.start()
+    while registry.asked < 21:
+        time.sleep(0.01)
+    go.set()
+    for each in (first, *others):
+        each.join(10)
+
+    assert 2 == len(runs)
+    assert 1 == sum('tocsin_host_load1{node="n1"} 1\n' in text for text in texts)
+    assert 20 == sum('tocsin_host_load1{node="n1"} 2\n' in text for text in texts)
 
 
 def test_two_collectors_of_one_name_are_refused() -> None:

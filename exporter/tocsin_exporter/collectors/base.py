@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 __all__ = ["Collector", "HistogramSample", "Sample"]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+# Thousands of samples are made per scrape, and a tuple is made in a third of the time of a frozen dataclass.
+
+
+class Sample(NamedTuple):
     """
     One value of a counter or gauge family.
 
@@ -23,8 +24,7 @@ class Sample:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class HistogramSample:
+class HistogramSample(NamedTuple):
     """
     One value of a histogram family.
 
