@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -154,17 +154,23 @@ class _Own:
         return {layer: 1.0 if all(seen) else 0.5 if any(seen) else 0.0 for layer, seen in sources.items()}
 
 
-def build(config: Config) -> App:
-    """Return the exporter for *config*, not yet started."""
+def build(
+    config: Config, *, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic
+) -> App:
+    """
+    Return the exporter for *config*, not yet started.
+
+    *wall* and *clock* are the time by which jobs and their facts age; deadlines and pauses are real ones.
+    """
     errors, dropped = ErrorCounter(), DroppedLabels()
     wanted, interval, max_age = config.collectors, config.interval, config.max_age
-    resolver = Resolver(config.procfs, errors, config.only_env)
+    resolver = Resolver(config.procfs, errors, config.only_env, wall=wall, clock=clock)
     nvml = NvmlSource(config.nvml_library, interval, config.nvml_deadline, max_age, errors)
     fabric_source = FabricSource(config.sysfs, interval, max_age, errors)
     host_source = HostSource(config.procfs, interval, max_age, errors)
     # The sink needs the ledger and the ledger the log's identity: the ledger is bound below.
     kmsg = KmsgSource(
-        config.kmsg, errors, lambda events, cursor: attribution.on_events(events, cursor), max_age
+        config.kmsg, errors, lambda events, cursor: attribution.on_events(events, cursor), max_age, wall=wall
     )
     attribution = Attribution(
         resolver,
@@ -173,6 +179,8 @@ def build(config: Config) -> App:
         boot_id=procfs.boot_id(config.procfs),
         log_identity=kmsg.identity,
         sysfs=config.sysfs,
+        wall=wall,
+        clock=clock,
     )
     kmsg.resume(attribution.cursor)
     nvml.remember(attribution.known_devices())
@@ -194,8 +202,8 @@ def build(config: Config) -> App:
     if config.ebpf_backend != "off" and wanted & {"cuda", "nccl", "output", "exits"}:
         bpf = BpfSource(resolver, errors, proc=config.procfs, wanted=wanted)
 
-    output_source = OutputSource(resolver, errors, bpf, proc=config.procfs)
-    exit_facts = exits.build(bpf, resolver, output_source)
+    output_source = OutputSource(resolver, errors, bpf, proc=config.procfs, clock=wall)
+    exit_facts = exits.build(bpf, resolver, output_source, wall)
 
     all_collectors: tuple[Collector, ...] = (
         gpu.build(nvml, attribution),

@@ -141,6 +141,11 @@ class ExitsCollector:
         yield from samples
 
 
-def build(bpf: BpfSource | None, identity: IdentityView, output: OutputSource | None) -> ExitsCollector:
+def build(
+    bpf: BpfSource | None,
+    identity: IdentityView,
+    output: OutputSource | None,
+    clock: Callable[[], float] = time.time,
+) -> ExitsCollector:
     """Return the collector; it needs `start` to follow the ranks."""
-    return ExitsCollector(bpf, identity, output)
+    return ExitsCollector(bpf, identity, output, clock)
