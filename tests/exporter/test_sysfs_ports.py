@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,20 @@ def test_an_unreadable_file_is_a_gap_and_a_count(tmp_path: Path) -> None:
     assert 1.0 == port.counters[("errors_total", ("symbol_error",))]
     assert ("errors_total", ("VL15_dropped",)) not in port.counters
     assert {("sysfs", "VL15_dropped"): 1} == errors.counts()
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
+    """A FIFO, with or without a writer, costs its own value, is counted, and holds nobody up."""
+    here = tree(tmp_path, counters={"symbol_error": "1"})
+    os.mkfifo(here / "counters/port_rcv_errors")
+    os.mkfifo(here / "counters/VL15_dropped")
+    writer = os.open(here / "counters/VL15_dropped", os.O_RDWR)
+    errors = ErrorCounter()
+    (port,) = read_ports(tmp_path, errors)
+    os.close(writer)
+
+    assert {("errors_total", ("symbol_error",)): 1.0} == port.counters
+    assert {("sysfs", "port_rcv_errors"): 1, ("sysfs", "VL15_dropped"): 1} == errors.counts()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,23 +68,27 @@ class HostReading:
     boot_time: float | None
 
 
-def read_small(path: Path, limit: int = 65536) -> bytes:
+def read_small(path: Path | str, limit: int = 65536) -> bytes:
     """
-    Return the first *limit* bytes of *path*.
+    Return the first *limit* bytes of the regular file *path*, without ever waiting for a writer.
 
     Raises:
-        SourceError: It cannot be read (`no_permission`, `unsupported` when it is missing, `bad_data`).
+        SourceError: It cannot be read (`no_permission`, `unsupported` when it is missing, `bad_data`,
+            which includes whatever is no regular file).
 
     """
     try:
-        with path.open("rb", buffering=0) as file:
-            data = b""
-            while len(data) < limit:
-                part = file.read(limit - len(data))
-                if not part:
-                    break
+        # A pipe among the files of a tree would hold the reader until somebody writes into it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SourceError("bad_data", f"{path}: not a regular file")
+            data = os.read(descriptor, limit)
+            while data and len(data) < limit and (part := os.read(descriptor, limit - len(data))):
                 data += part
             return data
+        finally:
+            os.close(descriptor)
     except PermissionError as err:
         raise SourceError("no_permission", f"{path}: {err.strerror}") from err
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError) as err:
