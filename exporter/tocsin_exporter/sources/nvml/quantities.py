@@ -14,11 +14,14 @@ __all__ = ["CORE", "DEEP", "FABRIC", "QUANTITIES", "Quantity"]
 CORE, FABRIC, DEEP = "core", "fabric", "deep"
 
 
-class Quantity(namedtuple("Quantity", "name counter labels unit help tier held")):
+class Quantity(namedtuple("Quantity", "name counter labels unit help tier held event timed", defaults=(False, ""))):
     """
     One quantity, exposed as ``tocsin_gpu_<name>``; ``held`` ones also as ``tocsin_job_gpu_<name>``.
 
-    ``labels`` are those after the device's own. ``unit`` is a base unit or empty.
+    ``labels`` are those after the device's own. ``unit`` is a base unit or empty. ``event`` counters count
+    things that happened: a holder's count of them outlives restarts of the exporter and, for a while, the
+    holder. The other counters are amounts and times, which may start anew. ``timed`` is the class under which
+    the time of the last event is told, with a label's name in braces where the label's value is part of it.
     """
 
     __slots__ = ()
@@ -42,15 +45,15 @@ _ROWS = (
     Quantity("memory_temperature_celsius", False, (), "celsius", "Memory temperature.", CORE, False),
     Quantity("throttle_active", False, ("reason",), "", "1 while the clock is held down for this reason.", CORE, True),
     Quantity("throttle_seconds_total", True, ("reason",), "seconds", "Time for which the clock was held down for this reason, seen at collection.", CORE, True),
-    Quantity("ecc_errors_total", True, ("severity", "memory"), "", "ECC errors by severity (corrected, uncorrected) and memory (dram, sram); lifetime counts of the board.", CORE, True),
-    Quantity("row_remaps_total", True, ("severity",), "", "Memory rows remapped, by severity of the cause; lifetime counts of the board.", CORE, True),
+    Quantity("ecc_errors_total", True, ("severity", "memory"), "", "ECC errors by severity (corrected, uncorrected) and memory (dram, sram); lifetime counts of the board.", CORE, True, event=True, timed="ecc_{severity}"),
+    Quantity("row_remaps_total", True, ("severity",), "", "Memory rows remapped, by severity of the cause; lifetime counts of the board.", CORE, True, event=True, timed="row_remap"),
     Quantity("row_remap_pending", False, (), "", "1 when a remap waits for a reset.", CORE, True),
     Quantity("row_remap_failed", False, (), "", "1 when a remap failed.", CORE, True),
     Quantity("pcie_link_generation", False, (), "", "Current PCIe generation.", CORE, True),
     Quantity("pcie_link_generation_max", False, (), "", "Highest PCIe generation of device and slot.", CORE, True),
     Quantity("pcie_link_width", False, (), "", "Current PCIe lanes.", CORE, True),
     Quantity("pcie_link_width_max", False, (), "", "Most PCIe lanes of device and slot.", CORE, True),
-    Quantity("pcie_replays_total", True, (), "", "PCIe replays.", CORE, True),
+    Quantity("pcie_replays_total", True, (), "", "PCIe replays.", CORE, True, event=True),
 )
 
 QUANTITIES = {row.name: row for row in _ROWS}
