@@ -33,6 +33,7 @@ SUBSYSTEMS = {
     "cuda": "CUDA calls of a rank (eBPF)",
     "nccl": "NCCL calls of a rank (eBPF)",
     "fabric": "InfiniBand and RoCE ports",
+    "pcie": "GPUs, HCAs and the ports above them on the PCI bus",
     "host": "the host",
     "identity": "who holds what, and where sources disagree",
     "collector": "the exporter's collectors",

@@ -37,6 +37,7 @@ from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.model import NvmlReading
 from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.output import OutputSource
+from tocsin_exporter.sources.pcie import PcieSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile
 
@@ -63,6 +64,7 @@ class App:
     nvml: NvmlSource
     kmsg: KmsgSource
     fabric: FabricSource
+    pcie: PcieSource
     host: HostSource
     bpf: BpfSource | None
     parts: tuple[_Part, ...]
@@ -78,7 +80,7 @@ class App:
     def wait_first(self, timeout: float) -> None:
         """Wait until every source has read once, well or badly, or *timeout* seconds have passed."""
         end = time.monotonic() + timeout
-        for source in (self.nvml, self.kmsg, self.fabric, self.host):
+        for source in (self.nvml, self.kmsg, self.fabric, self.pcie, self.host):
             if source in self.parts:
                 source.wait_first(max(0.0, end - time.monotonic()))
 
@@ -167,6 +169,13 @@ def build(
     resolver = Resolver(config.procfs, errors, config.only_env, wall=wall, clock=clock)
     nvml = NvmlSource(config.nvml_library, interval, config.nvml_deadline, max_age, errors)
     fabric_source = FabricSource(config.sysfs, interval, max_age, errors)
+    pcie_source = PcieSource(
+        config.sysfs,
+        interval,
+        max_age,
+        errors,
+        told=lambda: (device.pci for device in nvml.devices() if device.pci),
+    )
     host_source = HostSource(config.procfs, interval, max_age, errors)
     # The sink needs the ledger and the ledger the log's identity: the ledger is bound below.
     kmsg = KmsgSource(
@@ -208,7 +217,7 @@ def build(
     all_collectors: tuple[Collector, ...] = (
         gpu.build(nvml, attribution),
         gpu_events.build(nvml, kmsg, attribution),
-        pcie.build(nvml, attribution),
+        pcie.build(nvml, attribution, pcie_source),
         identity.build(resolver, max_age),
         cuda.build(bpf),
         nccl.build(bpf),
@@ -231,6 +240,7 @@ def build(
         (nvml, {"gpu", "gpu_events", "pcie", "fabric"}),
         (kmsg, {"gpu_events"}),
         (fabric_source, {"fabric"}),
+        (pcie_source, {"pcie"}),
         (host_source, {"host"}),
     )
     parts: list[_Part] = [source for source, readers in polled if readers & wanted]
@@ -248,4 +258,15 @@ def build(
         interval,
         ",".join(registry.names),
     )
-    return App(config, registry, resolver, nvml, kmsg, fabric_source, host_source, bpf, tuple(parts))
+    return App(
+        config,
+        registry,
+        resolver,
+        nvml,
+        kmsg,
+        fabric_source,
+        pcie_source,
+        host_source,
+        bpf,
+        tuple(parts),
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tocsin_exporter.config import Config
 from tocsin_exporter.errors import ExporterError, SourceError
-from tocsin_exporter.sources import procfs, sysfs
+from tocsin_exporter.sources import pcie, procfs, sysfs
 from tocsin_exporter.sources.bpf import doctor as bpf_doctor
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.source import NvmlSource
@@ -38,6 +38,7 @@ def findings(config: Config) -> Iterator[Finding]:
     yield from _processes(config)
     yield from _host(config)
     yield from _fabric(config)
+    yield from _pcie(config)
     yield from _schedulers()
     yield from _state(config)
 
@@ -162,6 +163,38 @@ def _fabric(config: Config) -> Iterator[Finding]:
         if ports
         else "no InfiniBand or RoCE ports",
         "errors in those files are not seen",
+    )
+
+
+def _pcie(config: Config) -> Iterator[Finding]:
+    errors = ErrorCounter()
+    try:
+        functions = pcie.Reader(config.sysfs, errors).read(
+            pcie.find_endpoints(config.sysfs, (), errors).values()
+        )
+    except SourceError as err:
+        yield Finding("PCIe", False, err.detail, "PCIe errors and links of HCAs are not seen")
+        return
+    if not functions:
+        yield Finding("PCIe", None, f"no GPU and no HCA below {config.sysfs}/bus/pci")
+        return
+    devices = [row for row in functions if row.role == "endpoint"]
+    reporting = [row for row in functions if row.errors or row.received]
+    gone = [row.pci for row in devices if row.present is False]
+    unread = sum(errors.counts().values())
+    cost = "what those devices and files would tell is not seen"
+    if not reporting:
+        cost = (
+            "errors of links are not counted; boot a kernel with CONFIG_PCIEAER, without pci=noaer,"
+            " and let the firmware leave AER to it"
+        )
+    yield Finding(
+        "PCIe",
+        bool(reporting) and not gone and not unread,
+        f"{len(devices)} GPUs and HCAs, {len(functions) - len(devices)} ports above them,"
+        f" error counters (AER) on {len(reporting)} of {len(functions)}, {unread} files unreadable"
+        + (f"; gone from the bus: {', '.join(gone)}" if gone else ""),
+        cost,
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.exporter.pci_tree import GPU, HCA, PORT, ROOT, aer, function, link
 from tests.exporter.support import Processes, collector_set, series
 from tests.exporter.test_sysfs_ports import tree
 
@@ -29,6 +30,7 @@ from tocsin_exporter.sources.kmsg import KernelEvent, KmsgSource
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.child import THROTTLE_REASONS
 from tocsin_exporter.sources.nvml.source import NvmlSource
+from tocsin_exporter.sources.pcie import PcieSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile
 
@@ -115,6 +117,15 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
     tree(sysfs, counters=files, hw={"local_ack_timeout_err": "4"})
     tree(sysfs, counters={"port_rcv_data": "8"}, device="mlx5_1")
     (sysfs / "class/infiniband/mlx5_1/ports/1/state").write_text("1: DOWN\n")
+    # GPU 0 and an HCA share a switch whose root port heard of an error; the link of GPU 0 has half its lanes.
+    top, upper = "0000:3a:00.0", "0000:3b:01.0"
+    function(sysfs, top, files={**PORT, **link(), **aer(), **ROOT, "aer_rootport_total_err_cor": 4}, bridge="pci0000:3a")
+    function(sysfs, top, upper, files={**PORT, **link(), **aer(BadTLP=3, Timeout=1)}, bridge="pci0000:3a")
+    function(sysfs, top, upper, "0000:3b:00.0", files={**GPU, **link(width=8), **aer()}, bridge="pci0000:3a")
+    function(sysfs, top, upper, "0000:3c:00.0", files={**HCA, **link(), **aer()}, bridge="pci0000:3a")
+    # GPU 1 sleeps, GPU 2 answers with all ones; neither has a port above it that counts.
+    function(sysfs, "0000:61:00.0", files={**GPU, **link()}, bridge="pci0000:61", status="suspended")
+    function(sysfs, "0000:62:00.0", files={**GPU, **link("Unknown", 63)}, bridge="pci0000:62")
     (processes.root / "pressure").mkdir()
     for name, total in (("cpu", 1500000), ("memory", 0), ("io", 250000)):
         (processes.root / "pressure" / name).write_text(
@@ -133,6 +144,7 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
     )
     kmsg = KmsgSource(tmp_path / "kmsg", errors, lambda _events, _cursor: None, 60.0)
     ports = FabricSource(sysfs, 5.0, 60.0, errors)
+    functions = PcieSource(sysfs, 5.0, 60.0, errors)
     counters = HostSource(processes.root, 5.0, 60.0, errors)
 
     def read() -> dict[str, Collector]:
@@ -149,13 +161,14 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
         kmsg.latest.put(3)
         ports.listen(attribution.on_ports)
         ports.read_once()
+        functions.read_once()
         counters.read_once()
         processes.remove(12)
         resolver.scan()
         built: tuple[Collector, ...] = (
             gpu.build(nvml, attribution),
             gpu_events.build(nvml, kmsg, attribution),
-            pcie.build(nvml, attribution),
+            pcie.build(nvml, attribution, functions),
             identity.build(resolver, 60.0),
             fabric.build(ports, attribution),
             host.build(counters),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tocsin_lab.job.model import LOSS_SIGMA, Training, advance, observe
 from tocsin_lab.sim.hardware import NodeHardware
 from tocsin_lab.sim.layout import Node
 from tocsin_lab.sim.node import NodePaths, create_node, gpus_of
+from tocsin_lab.sim.sysfs import add_errors
 
 
 def test_a_gpu_shares_its_switch_with_the_nearest_hca(tmp_path: Path) -> None:
@@ -97,7 +99,40 @@ def test_the_loss_learns_diverges_and_comes_back() -> None:
 
 
 def test_a_full_node_has_every_device_once(tmp_path: Path) -> None:
-    """Eight GPUs and eight HCAs have sixteen addresses."""
+    """Eight GPUs, eight HCAs and the ports of the switches that pair them have an address each."""
     node = create_node(tmp_path, "gpu-009", gpus=8, hcas=8)
+    classes = [(link / "class").read_text().strip() for link in (node.sysfs / "bus/pci/devices").iterdir()]
 
-    assert 16 == len(list((node.sysfs / "bus/pci/devices").iterdir()))
+    assert {"0x030200": 8, "0x020700": 8, "0x060400": 8 + 8 + 16} == Counter(classes)
+
+
+def test_a_lost_gpu_reads_as_all_ones(tmp_path: Path) -> None:
+    """Its link says what the kernel says of a device that does not answer, until it is back."""
+    paths = create_node(tmp_path, "n", gpus=2, hcas=1)
+    hardware = NodeHardware(tmp_path, "n")
+    device = paths.sysfs / "bus/pci/devices/0000:1b:00.0"
+    seen = []
+    for lost in (1, 0):
+        with Node(paths.devices) as node:
+            node.state.devices[0].lost = lost
+        hardware.tick()
+        seen.append([(device / f"current_link_{name}").read_text() for name in ("speed", "width")])
+    hardware.close()
+
+    assert [["Unknown\n", "63\n"], ["32.0 GT/s PCIe\n", "16\n"]] == seen
+
+
+def test_pcie_errors_are_counted_at_the_function_and_at_its_root_port(tmp_path: Path) -> None:
+    """The port that noticed an error counts it by name and in total; the root port hears of it."""
+    root = create_node(tmp_path, "n", gpus=2, hcas=1).sysfs
+    devices = root / "bus/pci/devices"
+    gpu = (devices / "0000:1b:00.0").resolve()
+    add_errors(root, gpu.parent.name, "corrected", "BadTLP", 3)
+    add_errors(root, gpu.parent.name, "corrected", "BadTLP")
+
+    lines = (gpu.parent / "aer_dev_correctable").read_text().splitlines()
+    assert ["BadTLP 4", "TOTAL_ERR_COR 4"] == [line for line in lines if not line.endswith(" 0")]
+    assert "TOTAL_ERR_COR 0\n" in (gpu / "aer_dev_correctable").read_text()
+    (top,) = (folder for folder in gpu.parents if (folder / "aer_rootport_total_err_cor").exists())
+    assert "4\n" == (top / "aer_rootport_total_err_cor").read_text()
+    assert "0\n" == (top / "aer_rootport_total_err_fatal").read_text()

@@ -12,7 +12,17 @@ from tocsin_exporter.errors import SourceError
 from tocsin_exporter.sources.latest import ErrorCounter, PollingSource
 from tocsin_exporter.sources.procfs import read_small
 
-__all__ = ["ERROR_COUNTERS", "HW_ERROR_COUNTERS", "FabricSource", "Port", "distance", "locate", "read_ports"]
+__all__ = [
+    "BDF",
+    "ERROR_COUNTERS",
+    "HW_ERROR_COUNTERS",
+    "FabricSource",
+    "Port",
+    "distance",
+    "locate",
+    "pci_path",
+    "read_ports",
+]
 
 # Traffic counters count units of four octets (InfiniBand Architecture Specification, PortCounters).
 _WORD = 4
@@ -37,7 +47,9 @@ _ACTIVE = "4"
 _RATE = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")
 # No kernel counter has more digits.
 _NUMBER = re.compile(r"^[0-9]{1,20}$")
-_BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+# A PCI address; domains of more than four digits are those of VMD and Hyper-V.
+BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 # What firmware prints where it has no counter.
 _NONE = ("N/A", "")
 
@@ -137,14 +149,21 @@ def _port(base: Path, device: str, number: str, errors: ErrorCounter) -> Port:
         hca_type=_text(base / "hca_type", errors),
         firmware=_text(base / "fw_ver", errors),
         counters=counters,
-        pci_path=_pci_path(base / "device"),
+        pci_path=pci_path(base / "device"),
         numa_node=int(numa) if re.match(r"^-?\d+$", numa) else -1,
     )
 
 
-def _pci_path(device: Path) -> tuple[str, ...]:
+def pci_path(device: Path | str) -> tuple[str, ...]:
     """Return the PCI addresses from the root port down to *device*, as its place in /sys/devices tells."""
-    return tuple(_BDF.findall(os.path.realpath(device).lower()))
+    path: tuple[str, ...] = ()
+    for part in os.path.realpath(device).lower().split("/"):
+        if _BRIDGE.fullmatch(part):
+            # A host bridge begins a bus of its own, also where it is itself behind a PCI function (VMD).
+            path = ()
+        elif BDF.fullmatch(part):
+            path = (*path, part)
+    return path
 
 
 def locate(sysfs: Path, pci: str) -> tuple[tuple[str, ...], int]:
@@ -154,7 +173,7 @@ def locate(sysfs: Path, pci: str) -> tuple[tuple[str, ...], int]:
         numa = read_small(here / "numa_node", 32).decode("ascii", "replace").strip()
     except SourceError:
         numa = ""
-    return _pci_path(here), int(numa) if re.match(r"^-?\d+$", numa) else -1
+    return pci_path(here), int(numa) if re.match(r"^-?\d+$", numa) else -1
 
 
 def distance(one: tuple[tuple[str, ...], int], other: tuple[tuple[str, ...], int]) -> int | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tocsin_lab.errors import LabError
 from tocsin_lab.sim.layout import Node
 from tocsin_lab.sim.node import NodePaths, gpus_of, nodes_of
-from tocsin_lab.sim.sysfs import hca_name, speed_text
+from tocsin_lab.sim.sysfs import LOST_SPEED, LOST_WIDTH, hca_name, speed_text
 
 __all__ = ["CounterFile", "NodeHardware", "main"]
 
@@ -73,8 +73,10 @@ class NodeHardware:
                 sent[device.hca] += device.fabric_tx_bytes
                 received[device.hca] += device.fabric_rx_bytes
             pci = f"bus/pci/devices/{self._pci[index]}"
-            self._put(f"{pci}/current_link_speed", speed_text(device.pcie_generation))
-            self._put(f"{pci}/current_link_width", device.pcie_width)
+            lost = bool(device.lost)
+            speed = LOST_SPEED if lost else speed_text(device.pcie_generation)
+            self._put(f"{pci}/current_link_speed", speed)
+            self._put(f"{pci}/current_link_width", LOST_WIDTH if lost else device.pcie_width)
         for hca in range(state.hca_count):
             counters = f"class/infiniband/{hca_name(hca)}/ports/1/counters"
             for way, total in (("xmit", sent[hca]), ("rcv", received[hca])):

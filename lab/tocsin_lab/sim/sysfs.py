@@ -2,6 +2,7 @@
 
 As in a real tree, ``bus/pci/devices/<bdf>`` and ``class/infiniband/<hca>`` are links into ``devices/pci…``,
 where a GPU and its nearest HCA hang below one PCIe switch: what is near can only be read from there.
+Every function, ports included, counts its errors (AER).
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from tocsin_lab.sim.node import Gpu
     from tocsin_lab.sim.profiles import Profile
 
-__all__ = ["COUNTERS", "HW_COUNTERS", "create", "hca_name", "speed_text"]
+__all__ = [
+    "AER",
+    "COUNTERS",
+    "HW_COUNTERS",
+    "LOST_SPEED",
+    "LOST_WIDTH",
+    "add_errors",
+    "create",
+    "hca_name",
+    "hca_pci",
+    "speed_text",
+]
 
 # Of the kernel's mlx5 driver, InfiniBand port; all begin at 0.
 COUNTERS = (
@@ -62,6 +74,35 @@ HW_COUNTERS = (
     "rx_read_requests",
     "rx_write_requests",
 )
+_UNCORRECTED = (
+    "Undefined",
+    "DLP",
+    "SDES",
+    "TLP",
+    "FCP",
+    "CmpltTO",
+    "CmpltAbrt",
+    "UnxCmplt",
+    "RxOF",
+    "MalfTLP",
+    "ECRC",
+    "UnsupReq",
+    "ACSViol",
+    "UncorrIntErr",
+    "BlockedTLP",
+    "AtomicOpBlocked",
+    "TLPBlockedErr",
+    "PoisonTLPBlocked",
+)
+_CORRECTED = ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF")
+# By severity: the file of every function, its lines, the total's line, and the root port's own file.
+AER = {
+    "corrected": ("aer_dev_correctable", _CORRECTED, "TOTAL_ERR_COR", "aer_rootport_total_err_cor"),
+    "nonfatal": ("aer_dev_nonfatal", _UNCORRECTED, "TOTAL_ERR_NONFATAL", "aer_rootport_total_err_nonfatal"),
+    "fatal": ("aer_dev_fatal", _UNCORRECTED, "TOTAL_ERR_FATAL", "aer_rootport_total_err_fatal"),
+}
+# What the kernel prints of a device that no longer answers: all bits of the register are set.
+LOST_SPEED, LOST_WIDTH = "Unknown", 63
 _SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 
 
@@ -91,13 +132,46 @@ def _link(link: Path, target: Path) -> None:
     link.symlink_to(os.path.relpath(target, link.parent))
 
 
-def _pci(root: Path, switch: Path, slot: int, bdf: str, files: Mapping[str, object]) -> Path:
-    """A device behind its own downstream port of the switch, with its link in ``bus/pci/devices``."""
-    bus = int(switch.name.split(":")[1], 16)
-    folder = switch / f"0000:{bus + 1:02x}:{slot:02x}.0" / bdf
+def _function(root: Path, folder: Path, files: Mapping[str, object]) -> None:
+    """A PCI function with its error counters and its link in ``bus/pci/devices``."""
     _write(folder, files)
-    _link(root / "bus/pci/devices" / bdf, folder)
+    _write(folder / "power", {"runtime_status": "active"})
+    for name, errors, total, _ in AER.values():
+        _write(folder, {name: "\n".join(f"{error} 0" for error in (*errors, total))})
+    _link(root / "bus/pci/devices" / folder.name, folder)
+
+
+def _port(root: Path, folder: Path, common: Mapping[str, object]) -> Path:
+    link = {"speed": speed_text(5), "width": 16}
+    ends = {f"{end}_link_{name}": value for end in ("current", "max") for name, value in link.items()}
+    _function(
+        root, folder, {**common, "vendor": "0x1000", "device": "0xc030", "class": "0x060400", **ends}
+    )
     return folder
+
+
+def _pci(
+    root: Path, switch: Path, slot: int, bdf: str, files: Mapping[str, object], common: Mapping[str, object]
+) -> Path:
+    """A device behind its own downstream port of the switch."""
+    bus = int(switch.name.split(":")[1], 16)
+    port = _port(root, switch / f"0000:{bus + 1:02x}:{slot:02x}.0", common)
+    _function(root, port / bdf, {**common, **files})
+    return port / bdf
+
+
+def add_errors(root: Path, pci: str, severity: str, error: str, count: int = 1) -> None:
+    """Count *count* errors at the function *pci* as the kernel does, and as received at its root port."""
+    name, _, total, received = AER[severity]
+    device = root / "bus/pci/devices" / pci
+    lines = []
+    for line in (device / name).read_text().splitlines():
+        key, value = line.split()
+        lines.append(f"{key} {int(value) + count if key in (error, total) else value}\n")
+    (device / name).write_text("".join(lines))
+    for folder in device.resolve().parents:
+        if (folder / received).exists():
+            (folder / received).write_text(f"{int((folder / received).read_text()) + count}\n")
 
 
 def _cpus(numa: int, nodes: int) -> str:
@@ -119,10 +193,13 @@ def create(root: Path, gpus: Sequence[Gpu], hcas: int, profile: Profile) -> None
     switches = max(1, hcas)
     for at in range(switches):
         numa = at * numa_nodes // switches
-        bus = 0x10 * (at + 1)
-        upstream = root / f"devices/pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0"
         near = [gpu for gpu in gpus if gpu.index * switches // len(gpus) == at]
         common = {"numa_node": numa, "local_cpulist": _cpus(numa, numa_nodes), "enable": 1}
+        bus = 0x10 * (at + 1)
+        port = _port(root, root / f"devices/pci0000:{bus:02x}/0000:{bus:02x}:01.0", common)
+        _write(port, {received: 0 for *_, received in AER.values()})
+        # Bus numbers that no GPU and no HCA has.
+        upstream = _port(root, port / f"0000:{bus + 4:02x}:00.0", common)
         for slot, gpu in enumerate(near, start=1):
             _gpu(root, upstream, slot, gpu, profile, common)
         if hcas:
@@ -140,7 +217,6 @@ def _gpu(
         slot,
         gpu.pci,
         {
-            **common,
             "vendor": f"0x{profile.pci_device_id & 0xFFFF:04x}",
             "device": f"0x{profile.pci_device_id >> 16:04x}",
             "subsystem_vendor": f"0x{profile.pci_subsystem_id & 0xFFFF:04x}",
@@ -151,6 +227,7 @@ def _gpu(
             "current_link_width": profile.pcie_width_max,
             "max_link_width": profile.pcie_width_max,
         },
+        common,
     )
 
 
@@ -163,7 +240,6 @@ def _hca(root: Path, switch: Path, index: int, common: Mapping[str, object]) -> 
         0x10,
         hca_pci(index),
         {
-            **common,
             "vendor": "0x15b3",
             "device": "0x1021",
             "class": "0x020700",
@@ -172,6 +248,7 @@ def _hca(root: Path, switch: Path, index: int, common: Mapping[str, object]) -> 
             "current_link_width": 16,
             "max_link_width": 16,
         },
+        common,
     )
     device = folder / "infiniband" / name
     _write(
