@@ -443,8 +443,9 @@ API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
         return CUDA_ERROR_INVALID_VALUE;
     if (!device_is_open())
         return CUDA_ERROR_INVALID_CONTEXT;
-    *total_bytes = device_node()->profile.memory_bytes;
-    *free_bytes = *total_bytes - device_memory_used();
+    *total_bytes = device_memory_total();
+    uint64_t used = device_memory_used();
+    *free_bytes = *total_bytes > used ? *total_bytes - used : 0;
     return CUDA_SUCCESS;
 }
 

@@ -32,6 +32,7 @@
 static struct sim_node *node;
 static struct sim_device *device;
 static struct sim_process *process;
+static struct sim_instance *instance; /* the MIG device that this process has; NULL: the whole GPU */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
@@ -58,10 +59,36 @@ CUresult device_load(void)
     return node ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
-/* CUDA_VISIBLE_DEVICES holds indices or UUID prefixes; the first unusable entry ends the list, as documented by CUDA. */
-int device_index_of(int visible_index)
+/* The device and the MIG instance that an entry of CUDA_VISIBLE_DEVICES means; -1: none. */
+static int entry_index(const char *entry, struct sim_instance **found)
+{
+    *found = NULL;
+    if (strncmp(entry, "MIG-", 4) == 0) {
+        for (int i = 0; i < (int)node->device_count; i++)
+            for (unsigned at = 0; at < node->devices[i].instance_count; at++)
+                if (strcasecmp(node->devices[i].instances[at].uuid, entry) == 0) {
+                    *found = &node->devices[i].instances[at];
+                    return i;
+                }
+        return -1;
+    }
+    if (strncmp(entry, "GPU-", 4) == 0) {
+        for (int i = 0; i < (int)node->device_count; i++)
+            if (strncasecmp(node->devices[i].uuid, entry, strlen(entry)) == 0)
+                return i;
+        return -1;
+    }
+    char *end;
+    long number = strtol(entry, &end, 10);
+    return end != entry && number >= 0 && number < (long)node->device_count ? (int)number : -1;
+}
+
+/* CUDA_VISIBLE_DEVICES holds indices, UUID prefixes or MIG UUIDs; the first unusable entry ends the list, as documented
+ * by CUDA. */
+static int visible(int visible_index, struct sim_instance **found)
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    *found = NULL;
     if (!list)
         return visible_index >= 0 && visible_index < (int)node->device_count ? visible_index : -1;
     char text[1024];
@@ -70,23 +97,19 @@ int device_index_of(int visible_index)
     char *rest = NULL;
     int at = 0;
     for (char *entry = strtok_r(text, ",", &rest); entry; entry = strtok_r(NULL, ",", &rest), at++) {
-        int found = -1;
-        if (strncmp(entry, "GPU-", 4) == 0) {
-            for (int i = 0; i < (int)node->device_count; i++)
-                if (strncasecmp(node->devices[i].uuid, entry, strlen(entry)) == 0)
-                    found = i;
-        } else {
-            char *end;
-            long number = strtol(entry, &end, 10);
-            if (end != entry && number >= 0 && number < (long)node->device_count)
-                found = (int)number;
-        }
-        if (found < 0)
+        int index = entry_index(entry, found);
+        if (index < 0)
             return -1;
         if (at == visible_index)
-            return found;
+            return index;
     }
     return -1;
+}
+
+int device_index_of(int visible_index)
+{
+    struct sim_instance *found;
+    return visible(visible_index, &found);
 }
 
 int device_visible_count(void)
@@ -132,14 +155,24 @@ static void spend(uint64_t until, uint64_t *state, double busy, const struct ker
     if (until <= clock_ns)
         return;
     double ns = (double)(until - clock_ns);
+    if (instance) {
+        sim_add(&instance->busy_ns, (uint64_t)(busy * ns));
+        sim_add(&instance->sm_ns, (uint64_t)(shares->sm * ns));
+        sim_add(&instance->occupancy_ns, (uint64_t)(shares->occupancy * ns));
+        sim_add(&instance->tensor_ns, (uint64_t)(shares->tensor * ns));
+        sim_add(&instance->fp32_ns, (uint64_t)(shares->fp32 * ns));
+        sim_add(&instance->dram_ns, (uint64_t)(shares->dram * ns));
+    }
+    /* What an instance does is its share of what the GPU does; the processes of the others book theirs. */
+    double part = instance ? (double)instance->slices / node->profile.mig_slices : 1.0, whole = part * ns;
     sim_add(state, until - clock_ns);
-    sim_add(&device->busy_ns, (uint64_t)(busy * ns));
-    sim_add(&device->sm_ns, (uint64_t)(shares->sm * ns));
-    sim_add(&device->occupancy_ns, (uint64_t)(shares->occupancy * ns));
-    sim_add(&device->tensor_ns, (uint64_t)(shares->tensor * ns));
-    sim_add(&device->fp32_ns, (uint64_t)(shares->fp32 * ns));
-    sim_add(&device->dram_ns, (uint64_t)(shares->dram * ns));
-    sim_add(&device->energy_uj, (uint64_t)(power_mw * ns / 1e6));
+    sim_add(&device->busy_ns, (uint64_t)(busy * whole));
+    sim_add(&device->sm_ns, (uint64_t)(shares->sm * whole));
+    sim_add(&device->occupancy_ns, (uint64_t)(shares->occupancy * whole));
+    sim_add(&device->tensor_ns, (uint64_t)(shares->tensor * whole));
+    sim_add(&device->fp32_ns, (uint64_t)(shares->fp32 * whole));
+    sim_add(&device->dram_ns, (uint64_t)(shares->dram * whole));
+    sim_add(&device->energy_uj, (uint64_t)(power_mw * whole / 1e6));
     window.busy += busy * ns;
     window.memory += shares->dram * ns;
     window.energy_mw_ns += power_mw * ns;
@@ -208,10 +241,15 @@ static CUresult run_copy(const struct work *work)
     sleep_until(until);
     /* Copy engines are not kernels: the driver's utilisation does not count them. */
     spend(until, &device->copy_ns, 0.0, &copying, dynamic_power(node->profile.power_collective_mw));
-    if (work->to_device == 1)
+    if (work->to_device == 1) {
         sim_add(&device->pcie_rx_bytes, work->bytes);
-    else if (work->to_device == 0)
+        if (instance)
+            sim_add(&instance->pcie_rx_bytes, work->bytes);
+    } else if (work->to_device == 0) {
         sim_add(&device->pcie_tx_bytes, work->bytes);
+        if (instance)
+            sim_add(&instance->pcie_tx_bytes, work->bytes);
+    }
     return CUDA_SUCCESS;
 }
 
@@ -244,8 +282,16 @@ static CUresult run_collective(const struct work *work)
     }
     sim_add(&device->transfer_ns, duration);
     uint64_t bytes = (uint64_t)collective->transfer_bytes;
-    sim_add(collective->fabric ? &device->fabric_tx_bytes : &device->nvlink_tx_bytes, bytes);
-    sim_add(collective->fabric ? &device->fabric_rx_bytes : &device->nvlink_rx_bytes, bytes);
+    if (collective->fabric) {
+        sim_add(&device->fabric_tx_bytes, bytes);
+        sim_add(&device->fabric_rx_bytes, bytes);
+    } else if (node->profile.nvlink_links) {
+        sim_add(&device->nvlink_tx_bytes, bytes);
+        sim_add(&device->nvlink_rx_bytes, bytes);
+    } else {
+        sim_add(&device->pcie_tx_bytes, bytes);
+        sim_add(&device->pcie_rx_bytes, bytes);
+    }
     sim_add(&device->collectives, 1);
     return CUDA_SUCCESS;
 }
@@ -302,6 +348,8 @@ static void claim_process(void)
             continue;
         slot->start_ticks = sim_start_ticks(pid);
         slot->memory_bytes = CONTEXT_BYTES;
+        slot->kind = SIM_COMPUTE;
+        slot->instance = instance ? (uint32_t)(instance - device->instances) + 1 : 0;
         __atomic_store_n(&slot->pid, pid, __ATOMIC_RELEASE);
         process = slot;
         return;
@@ -320,13 +368,17 @@ CUresult device_open(int visible_index)
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     if (!device) {
-        int index = device_index_of(visible_index);
+        struct sim_instance *found;
+        int index = visible(visible_index, &found);
+        if (index >= 0 && !found && node->devices[index].instance_count)
+            found = &node->devices[index].instances[0]; /* a GPU in MIG mode gives its first instance */
         if (index < 0) {
             result = CUDA_ERROR_INVALID_DEVICE;
         } else if (node->devices[index].lost) {
             result = CUDA_ERROR_UNKNOWN;
         } else {
             device = &node->devices[index];
+            instance = found;
             claim_process();
             clock_ns = window.start_ns = sim_now_ns();
             /* Nobody's clock ran since the last process: that time was idle. */
@@ -409,17 +461,25 @@ uint64_t device_stream_last(const struct stream *stream)
 uint64_t device_memory_used(void)
 {
     uint64_t used = 0;
-    for (int i = 0; i < SIM_MAX_PROCESSES; i++)
-        if (sim_process_alive(&device->processes[i]))
-            used += device->processes[i].memory_bytes;
+    for (int i = 0; i < SIM_MAX_PROCESSES; i++) {
+        const struct sim_process *other = &device->processes[i];
+        if (sim_process_alive(other) && (!instance || (process && other->instance == process->instance)))
+            used += other->memory_bytes;
+    }
     return used;
+}
+
+uint64_t device_memory_total(void)
+{
+    uint64_t total = instance ? instance->memory_bytes : node->profile.memory_bytes;
+    return device->memory_hard_limit && device->memory_hard_limit < total ? device->memory_hard_limit : total;
 }
 
 CUresult device_allocate(int64_t bytes)
 {
     if (!device)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (bytes > 0 && device_memory_used() + (uint64_t)bytes > node->profile.memory_bytes)
+    if (bytes > 0 && device_memory_used() + (uint64_t)bytes > device_memory_total())
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (process)
         sim_add(&process->memory_bytes, (uint64_t)bytes);

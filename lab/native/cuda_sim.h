@@ -62,7 +62,8 @@ CUresult device_query(uint64_t sequence);
 uint64_t device_last_sequence(void);
 uint64_t device_stream_last(const struct stream *stream);
 CUresult device_allocate(int64_t bytes); /* negative: frees */
-uint64_t device_memory_used(void);
+uint64_t device_memory_used(void); /* of the GPU or MIG device */
+uint64_t device_memory_total(void);
 int device_index_of(int visible_index);
 struct stream *stream_of(void *handle);
 

@@ -17,25 +17,27 @@ static uint64_t since_heartbeat(const struct sim_device *device)
 {
     uint64_t beat = sim_load(&device->heartbeat_ns), now = sim_now_ns();
     if (!beat)
-        beat = nvml_node()->created_ns;
+        beat = nvml_shared()->created_ns;
+    if (beat < device->idle_since_ns)
+        beat = device->idle_since_ns;
     return now > beat ? now - beat : 0;
 }
 
 unsigned nvml_power_mw(const struct sim_device *device)
 {
-    return nvml_running(device) ? device->power_mw : nvml_node()->profile.power_idle_mw;
+    return nvml_running(device) ? device->power_mw : nvml_shared()->profile.power_idle_mw;
 }
 
 uint64_t nvml_energy_uj(const struct sim_device *device)
 {
     /* Nobody's clock accounts for the time since the last heartbeat yet; the next one books at least this much. */
     return sim_load(&device->energy_uj) +
-           (uint64_t)((double)since_heartbeat(device) * nvml_node()->profile.power_idle_mw / 1e6);
+           (uint64_t)((double)since_heartbeat(device) * nvml_shared()->profile.power_idle_mw / 1e6);
 }
 
 double nvml_temperature(const struct sim_device *device)
 {
-    const struct sim_profile *profile = &nvml_node()->profile;
+    const struct sim_profile *profile = &nvml_shared()->profile;
     double idle = 30.0 + 35.0 * profile->power_idle_mw / profile->power_limit_mw + device->heat_celsius;
     if (nvml_running(device))
         return device->temperature_c;
@@ -44,7 +46,7 @@ double nvml_temperature(const struct sim_device *device)
 
 unsigned nvml_sm_clock(const struct sim_device *device)
 {
-    const struct sim_profile *profile = &nvml_node()->profile;
+    const struct sim_profile *profile = &nvml_shared()->profile;
     double full = nvml_running(device) ? profile->sm_clock_max_mhz : profile->sm_clock_idle_mhz;
     double held = profile->sm_clock_max_mhz * device->clock_fraction;
     return (unsigned)((full < held ? full : held) + 0.5);
@@ -58,110 +60,178 @@ uint64_t nvml_throttle_ns(const struct sim_device *device, unsigned bit)
     return held;
 }
 
+/* ---- activity ---- */
+
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
 
-API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
+static unsigned gpu_percent(const struct sim_device *device)
 {
-    ON_DEVICE(device, rates);
-    int running = nvml_running(device);
-    rates->gpu = running ? (device->utilization_permille + 5) / 10 : 0;
-    rates->memory = running ? (device->memory_permille + 5) / 10 : 0;
+    return nvml_running(device) ? (device->utilization_permille + 5) / 10 : 0;
+}
+
+static unsigned memory_percent(const struct sim_device *device)
+{
+    return nvml_running(device) ? (device->memory_permille + 5) / 10 : 0;
+}
+
+API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, nvmlUtilization_t *rates)
+{
+    ON_ANY(handle, rates);
+    /* nvml.h: not on GPUs with MIG, nor on their instances. */
+    SUPPORTED_IF(!instance && !device->mig_mode[0]);
+    rates->gpu = (unsigned)VALUE(device, gpu_percent(device));
+    rates->memory = (unsigned)VALUE(device, memory_percent(device));
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t codec(nvmlDevice_t device, unsigned *utilization, unsigned *period_us)
+#define CODEC_CALL(name)                                                               \
+    API nvmlReturn_t name(nvmlDevice_t device, unsigned *utilization, unsigned *period_us) \
+    {                                                                                  \
+        ON_DEVICE(device, utilization && period_us);                                   \
+        SUPPORTED_IF(!device->mig_mode[0]);                                            \
+        *utilization = (unsigned)VALUE(device, 0);                                     \
+        *period_us = 167000;                                                           \
+        return NVML_SUCCESS;                                                           \
+    }
+CODEC_CALL(nvmlDeviceGetEncoderUtilization)
+CODEC_CALL(nvmlDeviceGetDecoderUtilization)
+CODEC_CALL(nvmlDeviceGetJpgUtilization)
+CODEC_CALL(nvmlDeviceGetOfaUtilization)
+
+typedef struct { unsigned long long timestamp; union { double d; unsigned ui; unsigned long long ull; } value; } nvmlSample_t;
+#define SAMPLES 100
+#define SAMPLE_US 167000ull
+
+/* Types: 0 power, 1 GPU, 2 memory, 3 encoder, 4 decoder, 5 SM clock, 6 memory clock, 7 module power. The driver's buffer holds
+ * SAMPLES of them; all say what is now, since the accounts keep no past. */
+API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned what, unsigned long long seen, unsigned *type,
+                                      unsigned *count, nvmlSample_t *samples)
 {
-    ON_DEVICE(device, utilization && period_us);
-    *utilization = 0;
-    *period_us = 167000;
-    return NVML_SUCCESS;
+    ON_DEVICE(device, type && count);
+    unsigned values[] = {nvml_power_mw(device), gpu_percent(device), memory_percent(device), 0, 0, nvml_sm_clock(device),
+                         PROFILE.memory_clock_mhz};
+    SUPPORTED_IF(what < sizeof values / sizeof values[0] && !(device->mig_mode[0] && what >= 1 && what <= 4));
+    *type = 1; /* unsigned */
+    if (!samples) {
+        *count = SAMPLES;
+        return NVML_SUCCESS;
+    }
+    unsigned long long last = sim_now_ns() / 1000 / SAMPLE_US;
+    unsigned found = 0, room = *count < SAMPLES ? *count : SAMPLES;
+    for (unsigned long long tick = last > room ? last - room + 1 : 0; tick <= last && found < room; tick++) {
+        if (tick * SAMPLE_US <= seen)
+            continue;
+        samples[found].timestamp = tick * SAMPLE_US;
+        samples[found].value.ull = 0;
+        samples[found++].value.ui = (unsigned)VALUE(device, values[what]);
+    }
+    *count = found;
+    return found ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-API nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *share, unsigned *period_us)
-{
-    return codec(device, share, period_us);
-}
-
-static uint64_t used_memory(const struct sim_device *device)
-{
-    uint64_t used = 0;
-    for (int i = 0; i < SIM_MAX_PROCESSES; i++)
-        if (sim_process_alive(&device->processes[i]))
-            used += device->processes[i].memory_bytes;
-    return used;
-}
+/* ---- memory ---- */
 
 typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
 #define RESERVED_BYTES (650ull << 20)
 
-API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+static void memory_of(const char *call, struct sim_device *device, const struct sim_instance *instance, nvmlMemory_v2_t *memory)
 {
-    ON_DEVICE(device, memory);
-    memory->total = nvml_node()->profile.memory_bytes;
-    memory->used = RESERVED_BYTES + used_memory(device);
-    memory->free = memory->total > memory->used ? memory->total - memory->used : 0;
+    memory->total = instance ? instance->memory_bytes : PROFILE.memory_bytes;
+    /* The driver's own part is the GPU's; an instance's share of it is small. */
+    memory->reserved = instance ? 0 : RESERVED_BYTES;
+    memory->used = nvml_value(call, device, nvml_used_memory(device, instance));
+    unsigned long long room = memory->total - memory->reserved;
+    memory->free = room > memory->used ? room - memory->used : 0;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, nvmlMemory_t *memory)
+{
+    nvmlMemory_v2_t all;
+    ON_ANY(handle, memory);
+    memory_of(__func__, device, instance, &all);
+    *memory = (nvmlMemory_t){.total = all.total, .free = all.free, .used = all.reserved + all.used};
     return NVML_SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, nvmlMemory_v2_t *memory)
 {
-    ON_DEVICE(device, memory);
-    if (memory->version != (sizeof *memory | 2u << 24))
+    ON_ANY(handle, memory);
+    if (memory->version != VERSION_OF(*memory, 2))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    memory->total = nvml_node()->profile.memory_bytes;
-    memory->reserved = RESERVED_BYTES;
-    memory->used = used_memory(device);
-    memory->free = memory->total - memory->reserved > memory->used ? memory->total - memory->reserved - memory->used : 0;
+    memory_of(__func__, device, instance, memory);
     return NVML_SUCCESS;
 }
 
 typedef struct { unsigned long long total, free, used; } nvmlBAR1Memory_t;
 
-API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
+API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t handle, nvmlBAR1Memory_t *memory)
 {
-    ON_DEVICE(device, memory);
-    memory->total = 128ull << 30;
-    memory->used = 2ull << 20;
-    memory->free = memory->total - memory->used;
+    ON_ANY(handle, memory);
+    memory->total = instance ? PROFILE.bar1_bytes / 8 * instance->memory_slices : PROFILE.bar1_bytes;
+    memory->used = VALUE(device, 2ull << 20);
+    memory->free = memory->total > memory->used ? memory->total - memory->used : 0;
     return NVML_SUCCESS;
 }
 
-/* clock types: 0 graphics, 1 SM, 2 memory, 3 video */
-static nvmlReturn_t clock_of(nvmlDevice_t device, unsigned type, int highest, unsigned *mhz)
+/* ---- clocks: 0 graphics, 1 SM, 2 memory, 3 video ---- */
+
+static unsigned clock_of(const struct sim_device *device, unsigned type, int highest)
 {
-    ON_DEVICE(device, mhz);
-    const struct sim_profile *profile = &nvml_node()->profile;
-    if (type > 3)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    const struct sim_profile *profile = &PROFILE;
     if (type == 2)
-        *mhz = profile->memory_clock_mhz;
-    else
-        *mhz = highest ? profile->sm_clock_max_mhz : nvml_sm_clock(device);
-    return NVML_SUCCESS;
+        return profile->memory_clock_mhz;
+    if (type == 3)
+        return highest ? profile->video_clock_max_mhz
+                       : profile->video_clock_max_mhz * nvml_sm_clock(device) / profile->sm_clock_max_mhz;
+    return highest ? profile->sm_clock_max_mhz : nvml_sm_clock(device);
 }
 
-API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned type, unsigned *mhz) { return clock_of(device, type, 0, mhz); }
-API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned type, unsigned *mhz) { return clock_of(device, type, 1, mhz); }
-API nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, unsigned type, unsigned *mhz) { return clock_of(device, type, 1, mhz); }
+#define CLOCK_CALL(name, highest, supported)                                           \
+    API nvmlReturn_t name(nvmlDevice_t device, unsigned type, unsigned *mhz)           \
+    {                                                                                  \
+        ON_DEVICE(device, mhz);                                                        \
+        if (type > 3)                                                                  \
+            return NVML_ERROR_INVALID_ARGUMENT;                                        \
+        SUPPORTED_IF(supported);                                                       \
+        *mhz = (unsigned)VALUE(device, clock_of(device, type, highest));               \
+        return NVML_SUCCESS;                                                           \
+    }
+CLOCK_CALL(nvmlDeviceGetClockInfo, 0, 1)
+CLOCK_CALL(nvmlDeviceGetMaxClockInfo, 1, 1)
+CLOCK_CALL(nvmlDeviceGetMaxCustomerBoostClock, 1, 1)
+/* Application clocks: of graphics and memory, until Blackwell. */
+CLOCK_CALL(nvmlDeviceGetApplicationsClock, 1, PROFILE.architecture < BLACKWELL && (type == 0 || type == 2))
+CLOCK_CALL(nvmlDeviceGetDefaultApplicationsClock, 1, PROFILE.architecture < BLACKWELL && (type == 0 || type == 2))
+
 API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, unsigned type, unsigned id, unsigned *mhz)
 {
-    return id > 3 ? NVML_ERROR_INVALID_ARGUMENT : clock_of(device, type, id != 0, mhz);
+    ON_DEVICE(device, mhz);
+    if (id > 3 || type > 3)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *mhz = (unsigned)VALUE(device, clock_of(device, type, id != 0));
+    return NVML_SUCCESS;
 }
+
+NUMBER_CALL(nvmlDeviceGetPerformanceState, PROFILE.nvlink_links || nvml_running(device) ? 0 : 8)
+NUMBER_CALL(nvmlDeviceGetPowerState, PROFILE.nvlink_links || nvml_running(device) ? 0 : 8)
+NUMBER_CALL(nvmlDeviceGetPowerUsage, nvml_power_mw(device))
 
 API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *millijoules)
 {
     ON_DEVICE(device, millijoules);
-    *millijoules = nvml_energy_uj(device) / 1000;
+    *millijoules = VALUE(device, nvml_energy_uj(device) / 1000);
     return NVML_SUCCESS;
 }
+
+/* ---- temperature ---- */
 
 API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *celsius)
 {
     ON_DEVICE(device, celsius);
     if (sensor != 0)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *celsius = (unsigned)(nvml_temperature(device) + 0.5);
+    *celsius = (unsigned)VALUE(device, nvml_temperature(device) + 0.5);
     return NVML_SUCCESS;
 }
 
@@ -170,193 +240,69 @@ typedef struct { unsigned version, sensor; int celsius; } nvmlTemperature_t;
 API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
 {
     ON_DEVICE(device, temperature);
-    if (temperature->version != (sizeof *temperature | 1u << 24))
+    if (temperature->version != VERSION_OF(*temperature, 1))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     if (temperature->sensor != 0)
         return NVML_ERROR_INVALID_ARGUMENT;
-    temperature->celsius = (int)(nvml_temperature(device) + 0.5);
+    temperature->celsius = (int)VALUE(device, nvml_temperature(device) + 0.5);
+    return NVML_SUCCESS;
+}
+
+typedef struct { unsigned version; int celsius; } nvmlMarginTemperature_t;
+
+API nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTemperature_t *margin)
+{
+    ON_DEVICE(device, margin);
+    if (margin->version != VERSION_OF(*margin, 1))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    SUPPORTED_IF(PROFILE.tlimit);
+    margin->celsius = (int)VALUE(device, (int64_t)PROFILE.temperature_max - (int64_t)(nvml_temperature(device) + 0.5));
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned threshold, unsigned *celsius)
 {
-    static const unsigned values[] = {92, 89, 95, 87}; /* shutdown, slowdown, memory, GPU */
     ON_DEVICE(device, celsius);
-    if (threshold >= sizeof values / sizeof values[0])
-        return NVML_ERROR_NOT_SUPPORTED;
-    *celsius = values[threshold];
-    return NVML_SUCCESS;
-}
-
-static nvmlReturn_t reasons(nvmlDevice_t device, unsigned long long *bits)
-{
-    ON_DEVICE(device, bits);
-    *bits = device->throttle_reasons;
-    if (!*bits && (!nvml_running(device) || device->utilization_permille == 0))
-        *bits = IDLE_REASON;
-    return NVML_SUCCESS;
-}
-
-static nvmlReturn_t supported_reasons(nvmlDevice_t device, unsigned long long *bits)
-{
-    ON_DEVICE(device, bits);
-    *bits = (1ull << SIM_REASONS) - 1;
-    return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *bits) { return reasons(device, bits); }
-API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *bits) { return reasons(device, bits); }
-API nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device, unsigned long long *bits) { return supported_reasons(device, bits); }
-API nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, unsigned long long *bits) { return supported_reasons(device, bits); }
-
-/* memory locations: 2 device memory, 7 SRAM; the others are not told apart on these devices */
-API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned type, unsigned window, unsigned location,
-                                                 unsigned long long *count)
-{
-    ON_DEVICE(device, count);
-    if (type > 1 || window > 1 || location > 7)
+    const unsigned values[] = {PROFILE.temperature_shutdown, PROFILE.temperature_slowdown, PROFILE.temperature_memory_max,
+                               PROFILE.temperature_max};
+    if (threshold > 7)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (location != 2 && location != 7)
-        return NVML_ERROR_NOT_SUPPORTED;
-    *count = location == 2 ? device->ecc_dram[type] : device->ecc_sram[type];
+    SUPPORTED_IF(threshold < sizeof values / sizeof values[0] && values[threshold]);
+    *celsius = (unsigned)VALUE(device, values[threshold]);
     return NVML_SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned type, unsigned window, unsigned long long *count)
+/* ---- why the clock is held down ---- */
+
+static unsigned long long reasons(const struct sim_device *device)
 {
-    ON_DEVICE(device, count);
-    if (type > 1 || window > 1)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *count = device->ecc_dram[type] + device->ecc_sram[type];
-    return NVML_SUCCESS;
+    unsigned long long bits = device->throttle_reasons;
+    return bits || (nvml_running(device) && device->utilization_permille) ? bits : IDLE_REASON;
 }
 
-API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
-                                           unsigned *failed)
-{
-    ON_DEVICE(device, corrected && uncorrected && pending && failed);
-    *corrected = device->remapped_rows[0];
-    *uncorrected = device->remapped_rows[1];
-    *pending = device->remap_pending;
-    *failed = device->remap_failed;
-    return NVML_SUCCESS;
-}
-
-typedef struct { unsigned max, high, partial, low, none; } nvmlRowRemapperHistogramValues_t;
-
-API nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *values)
-{
-    ON_DEVICE(device, values);
-    memset(values, 0, sizeof *values);
-    values->max = 640 - device->remapped_rows[1];
-    values->high = device->remapped_rows[1];
-    return NVML_SUCCESS;
-}
+#define REASONS_CALL(name, value)                                                      \
+    API nvmlReturn_t name(nvmlDevice_t device, unsigned long long *bits)               \
+    {                                                                                  \
+        ON_DEVICE(device, bits);                                                       \
+        *bits = VALUE(device, value);                                                  \
+        return NVML_SUCCESS;                                                           \
+    }
+REASONS_CALL(nvmlDeviceGetCurrentClocksEventReasons, reasons(device))
+REASONS_CALL(nvmlDeviceGetCurrentClocksThrottleReasons, reasons(device))
+REASONS_CALL(nvmlDeviceGetSupportedClocksEventReasons, (1ull << SIM_REASONS) - 1)
+REASONS_CALL(nvmlDeviceGetSupportedClocksThrottleReasons, (1ull << SIM_REASONS) - 1)
 
 typedef struct { unsigned long long referenceTime, violationTime; } nvmlViolationTime_t;
 
 API nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, unsigned policy, nvmlViolationTime_t *time)
 {
     ON_DEVICE(device, time);
-    if (policy > 1)
-        return NVML_ERROR_NOT_SUPPORTED;
+    if (policy > 11)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    SUPPORTED_IF(policy <= 2);
     time->referenceTime = sim_now_ns() / 1000;
-    time->violationTime = policy == 0 ? nvml_throttle_ns(device, 2) : nvml_throttle_ns(device, 5) + nvml_throttle_ns(device, 6);
-    return NVML_SUCCESS;
-}
-
-typedef struct {
-    unsigned pid;
-    unsigned long long usedGpuMemory;
-    unsigned gpuInstanceId, computeInstanceId;
-} nvmlProcessInfo_t;
-
-API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos)
-{
-    ON_DEVICE(device, count);
-    unsigned found = 0;
-    for (int i = 0; i < SIM_MAX_PROCESSES; i++) {
-        const struct sim_process *process = &device->processes[i];
-        if (!sim_process_alive(process))
-            continue;
-        if (infos && found < *count)
-            infos[found] = (nvmlProcessInfo_t){.pid = (unsigned)process->pid, .usedGpuMemory = process->memory_bytes,
-                                               .gpuInstanceId = ~0u, .computeInstanceId = ~0u};
-        found++;
-    }
-    nvmlReturn_t result = found > (infos ? *count : 0) ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
-    *count = found;
-    return result;
-}
-
-static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
-{
-    ON_DEVICE(device, count);
-    *count = 0;
-    return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos)
-{
-    (void)infos;
-    return no_processes(device, count);
-}
-
-API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos)
-{
-    (void)infos;
-    return no_processes(device, count);
-}
-
-typedef struct {
-    unsigned fieldId, scopeId;
-    long long timestamp, latencyUsec;
-    unsigned valueType;
-    nvmlReturn_t nvmlReturn;
-    union { double d; unsigned ui; unsigned long ul; unsigned long long ull; long long sll; int si; } value;
-} nvmlFieldValue_t;
-enum { VALUE_UNSIGNED = 1, VALUE_UNSIGNED_LONG_LONG = 3 };
-
-static int field(const struct sim_device *device, unsigned id, unsigned long long *value, unsigned *type)
-{
-    const struct sim_profile *profile = &nvml_node()->profile;
-    *type = VALUE_UNSIGNED_LONG_LONG;
-    switch (id) {
-    case 1: case 2: *type = VALUE_UNSIGNED; *value = 1; return 1; /* ECC mode now, after reset */
-    case 3: case 5: *value = device->ecc_dram[0] + device->ecc_sram[0]; return 1;
-    case 4: case 6: *value = device->ecc_dram[1] + device->ecc_sram[1]; return 1;
-    case 74: *value = nvml_throttle_ns(device, 2); return 1;
-    case 75: *value = nvml_throttle_ns(device, 5) + nvml_throttle_ns(device, 6); return 1;
-    case 82: *type = VALUE_UNSIGNED; *value = (unsigned long long)(nvml_temperature(device) + 9.5); return 1; /* memory */
-    case 83: case 191: *value = nvml_energy_uj(device) / 1000; return 1;
-    case 94: *type = VALUE_UNSIGNED; *value = device->pcie_replays; return 1;
-    case 95: *type = VALUE_UNSIGNED; *value = 0; return 1;
-    case 142: *type = VALUE_UNSIGNED; *value = device->remapped_rows[0]; return 1;
-    case 143: *type = VALUE_UNSIGNED; *value = device->remapped_rows[1]; return 1;
-    case 144: *type = VALUE_UNSIGNED; *value = device->remap_pending; return 1;
-    case 145: *type = VALUE_UNSIGNED; *value = device->remap_failed; return 1;
-    case 185: case 186: *type = VALUE_UNSIGNED; *value = nvml_power_mw(device); return 1;
-    case 187: *type = VALUE_UNSIGNED; *value = 200000; return 1;
-    case 188: case 189: case 190: case 192: *type = VALUE_UNSIGNED; *value = profile->power_limit_mw; return 1;
-    case 197: *value = sim_load(&device->pcie_tx_bytes); return 1;
-    case 198: *value = sim_load(&device->pcie_rx_bytes); return 1;
-    case 230: *type = VALUE_UNSIGNED; *value = device->recovery_action; return profile->gpm; /* Hopper and newer */
-    case 269: *value = nvml_throttle_ns(device, 5); return 1;
-    case 270: *value = nvml_throttle_ns(device, 6); return 1;
-    case 271: *value = nvml_throttle_ns(device, 7); return 1;
-    default: return 0;
-    }
-}
-
-API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
-{
-    ON_DEVICE(device, values && count >= 1);
-    for (int i = 0; i < count; i++) {
-        unsigned long long value = 0;
-        values[i].timestamp = (long long)(sim_now_ns() / 1000);
-        values[i].latencyUsec = 20;
-        values[i].nvmlReturn = field(device, values[i].fieldId, &value, &values[i].valueType) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
-        values[i].value.ull = value;
-    }
+    time->violationTime = VALUE(device, policy == 0   ? nvml_throttle_ns(device, 2)
+                                        : policy == 1 ? nvml_throttle_ns(device, 5) + nvml_throttle_ns(device, 6)
+                                                      : nvml_throttle_ns(device, 4));
     return NVML_SUCCESS;
 }

@@ -133,7 +133,7 @@ def test_an_impossible_job_is_refused(run_dir: Path, ranks: int, config: JobConf
     [
         ("../x", 1, "H100-SXM", "node name"),
         ("n", 0, "H100-SXM", "0 GPUs"),
-        ("n", 1, "V100", "A100-SXM, H100-SXM"),
+        ("n", 1, "V100", "A100-SXM, B200, H100-SXM"),
     ],
 )
 def test_an_impossible_node_is_refused(tmp_path: Path, name: str, gpus: int, model: str, reason: str) -> None:

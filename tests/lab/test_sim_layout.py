@@ -14,6 +14,10 @@ from tocsin_lab.sim.build import build
 
 _MIRROR: dict[str, type[ctypes.Structure]] = {
     "sim_process": layout.SimProcess,
+    "sim_link": layout.SimLink,
+    "sim_instance": layout.SimInstance,
+    "sim_rule": layout.SimRule,
+    "sim_event": layout.SimEvent,
     "sim_device": layout.SimDevice,
     "sim_profile": layout.SimProfile,
     "sim_node": layout.SimNode,

@@ -82,7 +82,7 @@ def test_unsupported_calls_and_fields_say_so_one_by_one(script: Script, devices:
         + """
 n.nvmlInit()
 h = n.nvmlDeviceGetHandleByIndex(0)
-fields = n.nvmlDeviceGetFieldValues(h, [82, 138, (185, 0), 230])
+fields = n.nvmlDeviceGetFieldValues(h, [82, 60, (185, 0), 230])
 print(json.dumps({"fan": code(n.nvmlDeviceGetFanSpeed, h), "bad": code(n.nvmlDeviceGetHandleByIndex, 9),
   "fields": [f.nvmlReturn for f in fields], "power": fields[2].value.uiVal}))
 """,

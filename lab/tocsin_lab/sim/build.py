@@ -30,7 +30,20 @@ _X86_FLAGS = ("-mno-omit-leaf-frame-pointer", "-fcf-protection=none")
 # name -> (sources, further arguments); in link order
 _LIBRARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "libnvidia-ml.so.1": (
-        ("nvml_core.c", "nvml_telemetry.c", "nvml_gpm.c", "nvml_unsupported.c", "shm.c"),
+        (
+            "nvml_core.c",
+            "nvml_identity.c",
+            "nvml_telemetry.c",
+            "nvml_ecc.c",
+            "nvml_link.c",
+            "nvml_fields.c",
+            "nvml_processes.c",
+            "nvml_gpm.c",
+            "nvml_events.c",
+            "nvml_rules.c",
+            "nvml_unsupported.c",
+            "shm.c",
+        ),
         ("-lpthread", "-lm"),
     ),
     "libcuda.so.1": (("cuda_api.c", "cuda_device.c", "shm.c"), ("-lpthread", "-lm")),

@@ -12,36 +12,124 @@ from typing import Any, TypeVar
 from tocsin_lab.errors import LayoutError
 
 __all__ = [
+    "ANY",
     "JOB_MAGIC",
     "LAYOUT_VERSION",
+    "LINK_COUNTS",
     "MAX_COMMS",
     "MAX_DEVICES",
+    "MAX_EVENTS",
+    "MAX_INSTANCES",
+    "MAX_LINKS",
     "MAX_PROCESSES",
     "MAX_RANKS",
+    "MAX_RULES",
     "NODE_MAGIC",
     "Job",
     "Node",
     "SimComm",
     "SimDevice",
+    "SimEvent",
+    "SimInstance",
     "SimJob",
+    "SimLink",
     "SimNode",
     "SimProcess",
     "SimProfile",
     "SimRank",
     "SimRecipe",
     "SimRendezvous",
+    "SimRule",
 ]
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 NODE_MAGIC = 0x31454E4353435430
 JOB_MAGIC = 0x31424F4A53435430
-MAX_DEVICES, MAX_PROCESSES, MAX_RANKS, MAX_COMMS, REASONS, ID_BYTES, ARRIVALS = 16, 8, 64, 8, 9, 128, 4
+MAX_DEVICES, MAX_PROCESSES, MAX_RANKS, MAX_COMMS, REASONS, ID_BYTES, ARRIVALS = 16, 32, 64, 8, 9, 128, 4
+MAX_LINKS, MAX_INSTANCES, MAX_RULES, MAX_EVENTS, PCIE_ERRORS = 18, 7, 32, 256, 11
+ANY = 0xFFFFFFFF
+
+# What an NVLink port counts, in the order of `enum sim_link_count`.
+LINK_COUNTS = (
+    "replay",
+    "recovery",
+    "crc_flit",
+    "crc_data",
+    "ecc_data",
+    "malformed",
+    "overrun",
+    "receive",
+    "remote",
+    "general",
+    "integrity",
+    "discards",
+    "recovered",
+    "unrecovered",
+    "effective",
+    "symbol",
+    "raw_lane0",
+    "raw_lane1",
+    "retries",
+)
 
 _u32, _u64, _i32, _double = c.c_uint32, c.c_uint64, c.c_int32, c.c_double
 
 
 class SimProcess(c.Structure):
-    _fields_ = (("pid", _i32), ("reserved", _u32), ("start_ticks", _u64), ("memory_bytes", _u64))
+    _fields_ = (
+        ("pid", _i32),
+        ("kind", _u32),
+        ("start_ticks", _u64),
+        ("memory_bytes", _u64),
+        ("instance", _u32),
+        ("reserved", _u32),
+    )
+
+
+class SimLink(c.Structure):
+    _fields_ = (
+        ("down", _u32),
+        ("remote_link", _u32),
+        ("down_tx_bytes", _u64),
+        ("down_rx_bytes", _u64),
+        ("counts", _u64 * len(LINK_COUNTS)),
+        ("rate", _double),
+        ("rate_mask", _u64),
+        ("rate_since_ns", _u64),
+    )
+
+
+class SimInstance(c.Structure):
+    _fields_ = (
+        ("uuid", c.c_char * 48),
+        ("profile", c.c_char * 16),
+        *(
+            (name, _u32)
+            for name in (
+                "gpu_instance",
+                "compute_instance",
+                "slices",
+                "memory_slices",
+                "multiprocessors",
+                "engines",
+            )
+        ),
+        *(
+            (name, _u64)
+            for name in (
+                "memory_bytes",
+                "sram_uncorrected",
+                "busy_ns",
+                "sm_ns",
+                "occupancy_ns",
+                "tensor_ns",
+                "fp32_ns",
+                "dram_ns",
+                "pcie_tx_bytes",
+                "pcie_rx_bytes",
+            )
+        ),
+    )
 
 
 class SimDevice(c.Structure):
@@ -49,17 +137,44 @@ class SimDevice(c.Structure):
         ("uuid", c.c_char * 48),
         ("serial", c.c_char * 32),
         *((name, _u32) for name in ("minor", "pci_domain", "pci_bus", "pci_device", "numa_node", "hca")),
+        ("absent", _u32),
+        ("hang", _u32),
         *((name, _double) for name in ("speed_factor", "clock_fraction", "heat_celsius")),
         ("throttle_reasons", _u64),
         ("throttle_since_ns", _u64),
         ("throttle_held_ns", _u64 * REASONS),
         *((name, _u32) for name in ("lost", "recovery_action", "pcie_generation", "pcie_width")),
         ("pcie_replays", _u64),
+        ("pcie_recoveries", _u64),
+        ("pcie_errors", _u64 * PCIE_ERRORS),
+        ("pcie_counter_bits", _u32),
+        ("gpm_blank", _u32),
+        ("ecc_mode", _u32 * 2),
         ("ecc_dram", _u64 * 2),
         ("ecc_sram", _u64 * 2),
+        ("ecc_dram_base", _u64 * 2),
+        ("ecc_sram_base", _u64 * 2),
+        ("ecc_rate", _double * 2),
+        ("ecc_rate_since_ns", _u64),
+        ("sram_threshold_exceeded", _u32),
+        ("unrepairable_memory", _u32),
         ("remapped_rows", _u32 * 2),
         ("remap_pending", _u32),
         ("remap_failed", _u32),
+        ("repair_pending", _u32 * 2),
+        ("power_limit_mw", _u32),
+        *(
+            (f"fabric_{name}", _u32)
+            for name in ("state", "status", "clique", "health_mask", "health_summary")
+        ),
+        ("memory_soft_limit", _u64),
+        ("memory_hard_limit", _u64),
+        ("idle_since_ns", _u64),
+        ("mig_mode", _u32 * 2),
+        ("instance_count", _u32),
+        ("instance_generation", _u32),
+        ("instances", SimInstance * MAX_INSTANCES),
+        ("links", SimLink * MAX_LINKS),
         ("heartbeat_ns", _u64),
         ("busy_ns", _u64),
         ("compute_ns", _u64),
@@ -90,32 +205,75 @@ class SimDevice(c.Structure):
 class SimProfile(c.Structure):
     _fields_ = (
         ("name", c.c_char * 64),
-        ("driver", c.c_char * 32),
-        ("vbios", c.c_char * 32),
-        ("part_number", c.c_char * 32),
-        ("cuda_version", _u32),
-        ("architecture", _u32),
-        ("compute_major", _u32),
-        ("compute_minor", _u32),
-        ("cores", _u32),
-        ("gpm", _u32),
-        ("sm_clock_max_mhz", _u32),
-        ("sm_clock_idle_mhz", _u32),
-        ("memory_clock_mhz", _u32),
-        ("power_limit_mw", _u32),
-        ("power_idle_mw", _u32),
-        ("power_compute_mw", _u32),
-        ("power_collective_mw", _u32),
-        ("pcie_generation_max", _u32),
-        ("pcie_width_max", _u32),
-        ("pci_device_id", _u32),
-        ("pci_subsystem_id", _u32),
-        ("reserved", _u32),
+        *((name, c.c_char * 32) for name in ("driver", "vbios", "part_number", "inforom")),
+        *(
+            (name, _u32)
+            for name in (
+                "cuda_version",
+                "architecture",
+                "compute_major",
+                "compute_minor",
+                "cores",
+                "multiprocessors",
+                "gpm",
+                "sm_clock_max_mhz",
+                "sm_clock_idle_mhz",
+                "memory_clock_mhz",
+                "video_clock_max_mhz",
+                "memory_bus_bits",
+                "power_limit_mw",
+                "power_min_mw",
+                "power_idle_mw",
+                "power_compute_mw",
+                "power_collective_mw",
+                "pcie_generation_max",
+                "pcie_width_max",
+                "pci_device_id",
+                "pci_subsystem_id",
+                "nvlink_links",
+                "nvlink_version",
+                "nvlink_mbps",
+                "temperature_shutdown",
+                "temperature_slowdown",
+                "temperature_max",
+                "temperature_memory_max",
+                "tlimit",
+                "remap_banks",
+                "mig_slices",
+                "fabric",
+                "recovery_action",
+                "power_average",
+                "pcie_error_counters",
+                "sram_status",
+                "power_smoothing",
+                "event_types",
+                "reserved",
+            )
+        ),
         ("memory_bytes", _u64),
+        ("bar1_bytes", _u64),
         *(
             (name, _double)
             for name in ("nvlink_bytes_per_second", "fabric_bytes_per_second", "pcie_bytes_per_second")
         ),
+    )
+
+
+class SimRule(c.Structure):
+    _fields_ = (
+        *((name, _u32) for name in ("kind", "device", "field", "scope")),
+        ("code", _i32),
+        ("reserved", _u32),
+        ("value", _u64),
+        ("call", c.c_char * 64),
+    )
+
+
+class SimEvent(c.Structure):
+    _fields_ = (
+        ("type", _u64),
+        ("data", _u64),
+        *((name, _u32) for name in ("device", "gpu_instance", "compute_instance", "reserved")),
     )
 
 
@@ -129,6 +287,14 @@ class SimNode(c.Structure):
         ("name", c.c_char * 64),
         ("hang", _u32),
         ("hca_count", _u32),
+        ("init_hang", _u32),
+        ("init_code", _i32),
+        ("session", _u64),
+        ("event_count", _u64),
+        ("events", SimEvent * MAX_EVENTS),
+        ("rule_count", _u32),
+        ("reserved", _u32),
+        ("rules", SimRule * MAX_RULES),
         ("profile", SimProfile),
         ("devices", SimDevice * MAX_DEVICES),
     )
