@@ -132,6 +132,24 @@ def test_doctor_says_what_is_missing_and_what_it_costs(tmp_path: Path) -> None:
     assert done.stdout.count("costs:") >= 2
 
 
+@pytest.mark.parametrize(
+    ("counting", "words"),
+    [
+        pytest.param(True, "8 ports above them, error counters (AER) on 12 of 12, 0 files", id="AER"),
+        pytest.param(False, "CONFIG_PCIEAER", id="a kernel without AER"),
+    ],
+)  # fmt: skip
+def test_doctor_says_whether_links_count_their_errors(tmp_path: Path, counting: bool, words: str) -> None:
+    """A kernel without AER is named with what that costs."""
+    root = create_node(tmp_path, "n", gpus=2, hcas=2).sysfs
+    for file in () if counting else (root / "devices").rglob("aer_*"):
+        file.unlink()
+    done = run("--path.sysfs", str(root), "--node.name", "n", "doctor")
+
+    assert 0 == done.returncode
+    assert words in done.stdout
+
+
 def test_identity_of_a_process(processes: Processes, capsys: pytest.CaptureFixture[str]) -> None:
     """Facts, verdict and sources are printed as JSON; other variables of the process are not."""
     processes.add(

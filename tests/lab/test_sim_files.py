@@ -122,6 +122,29 @@ def test_a_lost_gpu_reads_as_all_ones(tmp_path: Path) -> None:
     assert [["Unknown\n", "63\n"], ["32.0 GT/s PCIe\n", "16\n"]] == seen
 
 
+def test_what_a_device_counts_on_its_link_is_in_the_kernels_counters(tmp_path: Path) -> None:
+    """The driver's error counters and the kernel's grow together, by severity and by name."""
+    paths = create_node(tmp_path, "n", gpus=2, hcas=1)
+    hardware = NodeHardware(tmp_path, "n")
+    for total, bad in ((3, 2), (4, 2)):
+        with Node(paths.devices) as node:
+            node.state.devices[1].pcie_errors[0] = total
+            node.state.devices[1].pcie_errors[3] = bad
+            node.state.devices[1].pcie_errors[7] = 1
+        hardware.tick()
+    hardware.close()
+    device = paths.sysfs / "bus/pci/devices/0000:43:00.0"
+    counted = {
+        line
+        for name in ("correctable", "nonfatal", "fatal")
+        for line in (device / f"aer_dev_{name}").read_text().splitlines()
+    }
+
+    assert {"BadTLP 2", "TOTAL_ERR_COR 4", "TOTAL_ERR_FATAL 1"} == {
+        line for line in counted if not line.endswith(" 0")
+    }
+
+
 def test_pcie_errors_are_counted_at_the_function_and_at_its_root_port(tmp_path: Path) -> None:
     """The port that noticed an error counts it by name and in total; the root port hears of it."""
     root = create_node(tmp_path, "n", gpus=2, hcas=1).sysfs

@@ -1,4 +1,4 @@
-"""The hardware outside rank processes: HCA port counters and PCIe link state, written to sysfs trees.
+"""The hardware outside rank processes: HCA port counters, PCIe links and errors, written to sysfs trees.
 
 ``python -m tocsin_lab.sim.hardware --run-dir $RUN`` serves every node of a run directory until SIGTERM.
 """
@@ -14,12 +14,18 @@ from pathlib import Path
 from tocsin_lab.errors import LabError
 from tocsin_lab.sim.layout import Node
 from tocsin_lab.sim.node import NodePaths, gpus_of, nodes_of
-from tocsin_lab.sim.sysfs import LOST_SPEED, LOST_WIDTH, hca_name, speed_text
+from tocsin_lab.sim.sysfs import LOST_SPEED, LOST_WIDTH, add_errors, hca_name, speed_text
 
 __all__ = ["CounterFile", "NodeHardware", "main"]
 
 # The kernel counts port data in units of four bytes; an InfiniBand packet here carries 4 KiB.
 _WORD, _PACKET = 4, 4096
+# By severity: where `pcie_errors` has the total, and where those that the kernel calls by name.
+_ERRORS = (
+    ("corrected", 0, (("RxErr", 2), ("BadTLP", 3), ("BadDLLP", 5))),
+    ("nonfatal", 6, (("UnsupReq", 8),)),
+    ("fatal", 7, ()),
+)
 
 
 class CounterFile:
@@ -55,6 +61,8 @@ class NodeHardware:
         self._node = Node(self._paths.devices)
         self._files: dict[Path, CounterFile] = {}
         self._pci = [gpu.pci for gpu in gpus_of(run_dir, name)]
+        state = self._node.state
+        self._errors = [list(state.devices[index].pcie_errors) for index in range(state.device_count)]
 
     def _put(self, relative: str, value: object) -> None:
         path = self._paths.sysfs / relative
@@ -77,12 +85,23 @@ class NodeHardware:
             speed = LOST_SPEED if lost else speed_text(device.pcie_generation)
             self._put(f"{pci}/current_link_speed", speed)
             self._put(f"{pci}/current_link_width", LOST_WIDTH if lost else device.pcie_width)
+            self._book_errors(index, list(device.pcie_errors))
         for hca in range(state.hca_count):
             counters = f"class/infiniband/{hca_name(hca)}/ports/1/counters"
             for way, total in (("xmit", sent[hca]), ("rcv", received[hca])):
                 self._put(f"{counters}/port_{way}_data", total // _WORD)
                 self._put(f"{counters}/port_{way}_packets", total // _PACKET)
                 self._put(f"{counters}/unicast_{way}_packets", total // _PACKET)
+
+    def _book_errors(self, index: int, now: list[int]) -> None:
+        """Add what a device has counted since the last time to the kernel's counters."""
+        grown = [count - before for count, before in zip(now, self._errors[index], strict=True)]
+        self._errors[index] = now
+        for severity, total, names in _ERRORS:
+            named = {error: grown[at] for error, at in names if grown[at] > 0}
+            for error, count in {**named, "": grown[total] - sum(named.values())}.items():
+                if count > 0:
+                    add_errors(self._paths.sysfs, self._pci[index], severity, error, count)
 
     def close(self) -> None:
         """Release files and mapping."""

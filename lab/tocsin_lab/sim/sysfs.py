@@ -161,7 +161,11 @@ def _pci(
 
 
 def add_errors(root: Path, pci: str, severity: str, error: str, count: int = 1) -> None:
-    """Count *count* errors at the function *pci* as the kernel does, and as received at its root port."""
+    """
+    Count *count* errors at the function *pci* as the kernel does, and as received at its root port.
+
+    *error* is one of the kernel's names, or empty for an error that only the total knows.
+    """
     name, _, total, received = AER[severity]
     device = root / "bus/pci/devices" / pci
     lines = []
