@@ -18,7 +18,7 @@ from pathlib import Path
 from tocsin_exporter.app import build
 from tocsin_exporter.config import Config
 from tocsin_exporter.metrics import Tier
-from tocsin_exporter.server import MetricsServer
+from tocsin_exporter.web.server import MetricsServer
 from tocsin_lab.sim.node import NodePaths
 from tocsin_lab.stack.simulated import NODE_VARIABLE
 
@@ -34,8 +34,7 @@ def main() -> int:
         return speed * (time.monotonic() - monotonic)
 
     config = Config(
-        host="127.0.0.1",
-        port=int(sys.argv[3]),
+        listen=(("127.0.0.1", int(sys.argv[3])),),
         node=paths.name,
         sysfs=paths.sysfs,
         kmsg=paths.kmsg,
@@ -48,7 +47,7 @@ def main() -> int:
     done = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: done.set())
     app = build(config, wall=lambda: wall + passed(), clock=lambda: monotonic + passed())
-    server = MetricsServer(config.host, config.port, app.registry, config.node)
+    server = MetricsServer(config.listen, app.registry, config.node, stats=app.web)
     server.start()
     try:
         app.start()

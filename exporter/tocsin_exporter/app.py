@@ -40,6 +40,7 @@ from tocsin_exporter.sources.output import OutputSource
 from tocsin_exporter.sources.pcie import PcieSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile
+from tocsin_exporter.web.stats import WebStats
 
 __all__ = ["App", "build"]
 
@@ -68,6 +69,7 @@ class App:
     host: HostSource
     bpf: BpfSource | None
     parts: tuple[_Part, ...]
+    web: WebStats
 
     def start(self) -> None:
         """Start all sources; each one that cannot run says so in its own series."""
@@ -113,6 +115,7 @@ class _Own:
         nvml: NvmlSource,
         fabric_source: FabricSource,
         host_source: HostSource,
+        web: WebStats,
     ) -> None:
         self._started = started
         self._errors = errors
@@ -124,6 +127,7 @@ class _Own:
         self._nvml = nvml
         self._fabric = fabric_source
         self._host = host_source
+        self._web = web
 
     def __call__(self) -> Iterator[Sample]:
         rung = str(self._bpf.rung) if self._bpf is not None else "off"
@@ -140,6 +144,7 @@ class _Own:
         )
         for layer, share in self._visibility(rung).items():
             yield Sample("tocsin_visibility", (layer,), share)
+        yield from self._web.samples()
 
     def _visibility(self, rung: str) -> dict[str, float]:
         """Return what is seen of each layer: 1 all of its sources, 0.5 some, 0 none."""
@@ -226,8 +231,9 @@ def build(
         fabric.build(fabric_source, attribution),
         host.build(host_source),
     )
+    web = WebStats()
     own = _Own(
-        time.time(), errors, dropped, attribution, kmsg, bpf, resolver, nvml, fabric_source, host_source
+        time.time(), errors, dropped, attribution, kmsg, bpf, resolver, nvml, fabric_source, host_source, web
     )
     registry = CollectorSet(
         [collector for collector in all_collectors if collector.name in wanted],
@@ -269,4 +275,5 @@ def build(
         host_source,
         bpf,
         tuple(parts),
+        web,
     )

@@ -25,6 +25,7 @@ log = logging.getLogger("tocsin_exporter")
 
 # A first reading of a hung driver ends well before this.
 _ONCE_SECONDS = 15.0
+_LISTEN = ":9836"
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -44,9 +45,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--web.listen-address",
         dest="listen",
-        default=":9836",
+        action="append",
         metavar="ADDR",
-        help="[host]:port (default: %(default)s)",
+        help=f"[host]:port, may be repeated (default: {_LISTEN})",
+    )
+    add(
+        "--web.config.file",
+        dest="web_config",
+        default="",
+        metavar="FILE",
+        help="TLS, client certificates and passwords, in the form that all Prometheus exporters share",
     )
     add("--node.name", dest="node", default="", metavar="NAME", help="node label (default: short host name)")
     add("--path.procfs", dest="procfs", default="/proc", metavar="DIR", help="another proc tree")
@@ -118,7 +126,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config(args: argparse.Namespace) -> Config:
     """Check the flags; raises ConfigError with the flag's name."""
-    host, port = settings.parse_address("--web.listen-address", args.listen)
     if args.log_level not in _LEVELS:
         raise ConfigError(f"--log.level: {args.log_level!r} is not one of {', '.join(_LEVELS)}")
     if args.ebpf not in ("libbpf", "off"):
@@ -134,8 +141,10 @@ def _config(args: argparse.Namespace) -> Config:
     if args.state and Path(args.state).is_dir():
         raise ConfigError(f"--path.state: {args.state} is a folder, a file is needed")
     return Config(
-        host=host,
-        port=port,
+        listen=tuple(
+            settings.parse_address("--web.listen-address", text) for text in args.listen or [_LISTEN]
+        ),
+        web_config=Path(args.web_config).absolute() if args.web_config else None,
         node=settings.parse_node("--node.name", args.node),
         procfs=Path(args.procfs),
         sysfs=Path(args.sysfs),
@@ -196,16 +205,19 @@ def _run(args: argparse.Namespace) -> int:
 
 def _serve(config: Config) -> int:
     from tocsin_exporter.app import build
-    from tocsin_exporter.server import MetricsServer
+    from tocsin_exporter.web.reload import Reloader
+    from tocsin_exporter.web.server import MetricsServer
 
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
     app = build(config)
-    server = MetricsServer(config.host, config.port, app.registry, config.node)
+    reloader = Reloader(config.web_config, app.web)
+    server = MetricsServer(config.listen, app.registry, config.node, stats=app.web, reloader=reloader)
     # Listening comes first: a slow driver must not look like a dead exporter.
     server.start()
-    log.info("listening address=%s port=%d node=%s", config.host or "*", server.port, config.node)
+    for (host, _), port in zip(config.listen, server.ports, strict=True):
+        log.info("listening %s address=%s port=%d node=%s", server.scheme, host or "*", port, config.node)
     try:
         app.start()
         done.wait()

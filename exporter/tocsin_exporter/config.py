@@ -25,13 +25,14 @@ class Config:
     """
     The exporter's settings.
 
-    ``interval`` and ``nvml_deadline`` are seconds. ``only_env`` limits identity to processes
+    ``listen`` holds host ("" for all) and port of each address, ``web_config`` the file with certificates
+    and users. ``interval`` and ``nvml_deadline`` are seconds. ``only_env`` limits identity to processes
     with that variable, so that several virtual nodes can share one kernel. ``collectors`` are
     the names turned on.
     """
 
-    host: str = ""
-    port: int = 9836
+    listen: tuple[tuple[str, int], ...] = (("", 9836),)
+    web_config: Path | None = None
     node: str = ""
     procfs: Path = Path("/proc")
     sysfs: Path = Path("/sys")

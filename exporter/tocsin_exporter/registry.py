@@ -44,10 +44,6 @@ class CollectorSet:
         self._wall = wall
         self._clock = clock
         self._lock = threading.Lock()
-        self._rendering = threading.Lock()
-        self._asked = 0
-        # By format: the text, and how many scrapes had asked before it was begun.
-        self._texts: dict[bool, tuple[int, str]] = {}
         self._last_success: dict[str, float] = {}
         self._reported: dict[str, str] = {}
 
@@ -56,28 +52,16 @@ class CollectorSet:
         """The names of the collectors that run."""
         return tuple(collector.name for collector in self._collectors)
 
-    @property
-    def asked(self) -> int:
-        """How many scrapes were asked for."""
-        return self._asked
+    def status(self) -> list[tuple[str, str]]:
+        """Return name and state of each collector at the last scrape, without running one."""
+        with self._lock:
+            seen = dict(self._reported)
+        states = [(name, seen.get(name, "not scraped yet") or "ok") for name in self.names]
+        return sorted([*states, *((name, "disabled") for name in self._disabled)])
 
     def scrape(self, *, openmetrics: bool = False) -> str:
-        """
-        Return the text of one scrape, never older than the question.
-
-        Those who ask while one is being made share the next: many scrapers cost what two do.
-        """
-        with self._lock:
-            self._asked += 1
-            mine = self._asked
-        with self._rendering:
-            asked, text = self._texts.get(openmetrics, (0, ""))
-            if asked < mine:
-                with self._lock:
-                    asked = self._asked
-                text = self._exposition.render(self.collect(), openmetrics=openmetrics)
-                self._texts[openmetrics] = (asked, text)
-        return text
+        """Return the text of one scrape; one at a time, which the renderer of the web surface sees to."""
+        return self._exposition.render(self.collect(), openmetrics=openmetrics)
 
     def collect(self) -> list[AnySample]:
         """Return the samples of one scrape."""
@@ -125,9 +109,9 @@ class CollectorSet:
     def _say(self, name: str, error: CollectError | None) -> None:
         """Log a change of state once, not on every scrape."""
         reason = error.reason if error else ""
-        if self._reported.get(name, "") == reason:
+        before, self._reported[name] = self._reported.get(name, ""), reason
+        if before == reason:
             return
-        self._reported[name] = reason
         if error is not None:
             log.warning(
                 "collector has nothing to serve collector=%s reason=%s: %s", name, reason, error.detail

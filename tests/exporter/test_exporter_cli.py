@@ -44,6 +44,7 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         pytest.param(["--collect.interval", "1ms"], "--collect.interval", id="too short"),
         pytest.param(["--web.listen-address", "9836"], "--web.listen-address", id="no colon"),
         pytest.param(["--web.listen-address", ":70000"], "--web.listen-address", id="no such port"),
+        pytest.param(["--web.config.file", "/nowhere"], "--web.config.file", id="no web configuration"),
         pytest.param(["--node.name", "a b"], "--node.name", id="a space in a name"),
         pytest.param(["--path.procfs", "/nowhere"], "--path.procfs", id="no folder"),
         pytest.param(["--path.sysfs", "/etc/passwd"], "--path.sysfs", id="a file for a folder"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -141,38 +139,23 @@ def test_a_collector_turned_off_says_so() -> None:
     assert 'tocsin_collector_error_info{node="n1",collector="gpu",reason="disabled"} 1' in lines
 
 
-def test_scrapes_that_wait_share_one() -> None:
-    """Twenty scrapers that ask while a scrape is made get one that was begun after they asked."""
-    runs: list[int] = []
-    entered, go = threading.Event(), threading.Event()
+def test_the_state_of_the_collectors_is_told_without_running_one() -> None:
+    """Not scraped yet, ok, the reason of a failure, or disabled."""
 
-    def slow() -> Iterator[AnySample]:
-        runs.append(len(runs))
-        entered.set()
-        go.wait(10)
-        yield Sample("tocsin_host_load1", (), len(runs))
+    def broken() -> Iterator[AnySample]:
+        raise CollectError("hung", "no answer")
+        yield
 
-    registry = CollectorSet([Stub("host", slow)], Exposition("n1", Tier.DEEP, DroppedLabels()))
-    texts: list[str] = []
+    registry = CollectorSet(
+        [Stub("host", healthy), Stub("gpu", broken)],
+        Exposition("n1", Tier.DEEP, DroppedLabels()),
+        disabled=["pcie"],
+    )
+    first = registry.status()
+    registry.scrape()
 
-    def ask() -> None:
-        texts.append(registry.scrape())
-
-    first = threading.Thread(target=ask)
-    first.start()
-    assert entered.wait(10)
-    others = [threading.Thread(target=ask) for _ in range(20)]
-    for other in others:
-        other.start()
-    while registry.asked < 21:
-        time.sleep(0.01)
-    go.set()
-    for each in (first, *others):
-        each.join(10)
-
-    assert 2 == len(runs)
-    assert 1 == sum('tocsin_host_load1{node="n1"} 1\n' in text for text in texts)
-    assert 20 == sum('tocsin_host_load1{node="n1"} 2\n' in text for text in texts)
+    assert [("gpu", "not scraped yet"), ("host", "not scraped yet"), ("pcie", "disabled")] == first
+    assert [("gpu", "hung"), ("host", "ok"), ("pcie", "disabled")] == registry.status()
 
 
 def test_two_collectors_of_one_name_are_refused() -> None:
