@@ -110,6 +110,19 @@
     // Without an effect on the job: throttled seconds within five minutes.
     throttleSecondsPer5m: 240,
 
+    // --- PCIe links -------------------------------------------------------------------------
+    // A GPU's link is judged when the GPU was busy at every sample of this window. It must hold
+    // a few scrapes; longer spares jobs that pause often, and finds a slow link later.
+    pcieLoadWindow: '1m',
+    // Busy is above this, in SM activity or utilisation. A device that runs anything has its link
+    // at full speed; at 0 an idle one, whose link is lowered to save power, would be accused.
+    pcieMinLoad: 0.1,
+    // The fleet's value counts when this share of the loaded devices of a model has it. Lower it and
+    // the smaller half of a fleet with two kinds of servers is accused of what its slots cannot do.
+    pcieFleetShare: 0.8,
+    // Fewer devices of a model are no fleet: one slow link of four is a quarter of them.
+    pcieFleetMinDevices: 8,
+
     // --- LossDivergence ---------------------------------------------------------------------
     // Even the lowest of the last 40 losses lies this many noise deviations above the best
     // mean. A healthy loss has it about one below, so 2 is a lasting rise of three to four.

@@ -12,6 +12,7 @@
   local training = (import 'records/training.libsonnet')(config, s),
   local activity = (import 'records/activity.libsonnet')(config, s, j),
   local throttle = (import 'records/throttle.libsonnet')(config, s),
+  local pcie = (import 'records/pcie.libsonnet')(config, s, j),
   local events = (import 'records/events.libsonnet')(config, s, j),
   local verdict = (import 'records/verdict.libsonnet')(config, families, s),
 
@@ -55,6 +56,7 @@
           training.rules
           + activity.rules
           + throttle.rules
+          + pcie.rules
           + lossDivergence.records
           + gpuThrottled.rules
           + failSlowGpu.rules

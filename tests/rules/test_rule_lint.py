@@ -122,7 +122,7 @@ def test_holders_of_a_shared_device_are_never_summed(rule: dict[str, Any]) -> No
 @pytest.mark.parametrize("rule", [rule for rule in rules() if "record" in rule], ids=identity)
 def test_recorded_names_have_three_parts(rule: dict[str, Any]) -> None:
     """level:metric:operations, and the level is one of ours."""
-    assert re.fullmatch(r"tocsin_(job|rank|node):[a-z0-9_]+:[a-z0-9_]+", rule["record"])
+    assert re.fullmatch(r"tocsin_(job|rank|node|gpu|model):[a-z0-9_]+:[a-z0-9_]+", rule["record"])
 
 
 @pytest.mark.parametrize("rule", FAMILY_ALERTS, ids=identity)
