@@ -28,8 +28,8 @@ from tocsin_exporter.kmsg.parse import Parser
 from tocsin_exporter.sources.host import HostSource
 from tocsin_exporter.sources.kmsg import KernelEvent, KmsgSource
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.nvml.child import THROTTLE_REASONS
 from tocsin_exporter.sources.nvml.source import NvmlSource
+from tocsin_exporter.sources.nvml.throttle import THROTTLE_REASONS
 from tocsin_exporter.sources.pcie import PcieSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Device", "Key", "NvmlReading", "pci_address"]
+__all__ = ["Device", "DriverEvent", "Key", "NvmlReading", "pci_address"]
 
 # A quantity of the table and the values of its further labels.
 Key = tuple[str, tuple[str, ...]]
+Process = tuple[int, str, int | None, str]
+Limit = tuple[int, int | None, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,10 @@ class Device:
     One device at one reading.
 
     ``gauges`` and ``counters`` are keyed by (quantity, label values) in base units; what the
-    device does not offer is absent. ``pids`` is None where the driver does not tell.
+    device does not offer is absent. ``pids`` is None where the driver does not tell. ``info`` are further
+    facts of its identity. ``processes`` are pid, kind, bytes of device memory (None: not told) and
+    the cgroup where that has a memory limit; ``limits`` has soft limit, hard limit (None: none) and bytes in
+    use of each such cgroup. A MIG instance has ``mig`` and its board's ``gpu``.
     """
 
     gpu: str
@@ -31,6 +36,9 @@ class Device:
     gauges: Mapping[Key, float] = field(default_factory=dict)
     counters: Mapping[Key, float] = field(default_factory=dict)
     pids: tuple[int, ...] | None = None
+    info: Mapping[str, str] = field(default_factory=dict)
+    processes: tuple[Process, ...] = ()
+    limits: Mapping[str, Limit] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,24 @@ class NvmlReading:
     devices: tuple[Device, ...]
     driver_version: str = ""
     cuda_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverEvent:
+    """
+    One event that the driver reported by itself.
+
+    ``type`` is one of `driver_events.EVENT_TYPES` (``xid``, ``mig_config``, …) or the number of another in
+    hexadecimal; ``code`` is the event's data, the Xid for ``xid``; ``wall`` is when it arrived, as a
+    Unix time. ``gpu`` is empty where the driver did not name a device, ``mig`` where it named no instance.
+    """
+
+    gpu: str
+    uuid: str
+    mig: str
+    type: str
+    code: int
+    wall: float
 
 
 def pci_address(text: str) -> str:

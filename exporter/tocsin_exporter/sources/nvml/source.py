@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from tocsin_exporter.errors import CollectError
 from tocsin_exporter.sources.latest import ErrorCounter, PollingSource
 from tocsin_exporter.sources.nvml.model import Device, Key, NvmlReading, pci_address
-from tocsin_exporter.sources.nvml.quantities import QUANTITIES
+from tocsin_exporter.sources.nvml.quantities import FABRIC, QUANTITIES
 
 __all__ = ["NvmlSource"]
 
@@ -133,15 +133,21 @@ class NvmlSource(PollingSource[NvmlReading]):
         max_age: float,
         errors: ErrorCounter,
         *,
+        tier: str = FABRIC,
+        sysfs: Path = Path("/sys"),
+        procfs: Path = Path("/proc"),
         command: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         super().__init__("nvml", interval, max_age, errors)
         # -P: nothing is imported from the folder the exporter was started in.
+        settings = {"tier": tier, "sysfs": str(sysfs), "procfs": str(procfs)}
+        if library is not None:
+            settings["library"] = str(library)
         self._command = command or (
             *(sys.executable, "-P", "-m", "tocsin_exporter.sources.nvml.child"),
-            *((str(library),) if library is not None else ()),
+            json.dumps(settings),
         )
         self._deadline = deadline
         self._clock = clock
@@ -211,9 +217,13 @@ class NvmlSource(PollingSource[NvmlReading]):
             elif "device" in frame:
                 if current is not None:
                     self._suspects.pop(current, None)
+                if frame["device"].get("rejected"):
+                    self._errors.add(self.name, "bad_data", int(frame["device"]["rejected"]))
                 device = self._device(frame["device"])
                 if device is not None:
                     devices.append(device)
+            elif "event" in frame:
+                continue
             elif "end" in frame:
                 return self._finished(devices, frame["end"], skip)
             elif "fail" in frame:
@@ -341,11 +351,15 @@ class NvmlSource(PollingSource[NvmlReading]):
             model=str(raw.get("model", "")),
             pci=pci_address(str(raw.get("pci", ""))),
             vbios=str(raw.get("vbios", "")),
+            mig=str(raw.get("mig", "")),
+            info={str(name): str(value) for name, value in raw.get("info", {}).items()},
             up=bool(raw["up"]),
             reason=str(raw["reason"]),
             gauges=gauges,
             counters=counters,
             pids=None if pids is None else tuple(pids),
+            processes=tuple((int(p[0]), str(p[1]), p[2], str(p[3])) for p in raw.get("processes", ())),
+            limits={str(path): tuple(limit) for path, limit in raw.get("limits", {}).items()},
         )
 
 

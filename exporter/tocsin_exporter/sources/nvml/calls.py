@@ -1,0 +1,181 @@
+"""
+NVML by ctypes: calls, and the error numbers they answer with.
+
+nvidia-ml-py is not used here: it costs the process several megabytes and each call more than its own time,
+and it knows no function newer than itself. A function that the library lacks answers
+FUNCTION_NOT_FOUND, like a call that the driver does not know.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_uint
+from typing import Any
+
+from tocsin_exporter.sources.nvml.structures import RESULTS, VERSIONS
+
+__all__ = [
+    "ERRORS",
+    "GONE",
+    "SESSION",
+    "UNSUPPORTED",
+    "Error",
+    "Library",
+    "LibraryError",
+    "Question",
+    "version",
+]
+
+SUCCESS = 0
+NOT_SUPPORTED = 3
+INSUFFICIENT_SIZE = 7
+TIMEOUT = 10
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+UNKNOWN = 999
+ERRORS = {
+    0: "success",
+    1: "uninitialized",
+    2: "invalid_argument",
+    3: "not_supported",
+    4: "no_permission",
+    5: "already_initialized",
+    6: "not_found",
+    7: "insufficient_size",
+    8: "insufficient_power",
+    9: "driver_not_loaded",
+    10: "timeout",
+    11: "irq_issue",
+    12: "library_not_found",
+    13: "function_not_found",
+    14: "corrupted_inforom",
+    15: "gpu_is_lost",
+    16: "reset_required",
+    17: "operating_system",
+    18: "lib_rm_version_mismatch",
+    19: "in_use",
+    20: "memory",
+    21: "no_data",
+    23: "insufficient_resources",
+    25: "argument_version_mismatch",
+    26: "deprecated",
+    27: "not_ready",
+    28: "gpu_not_found",
+    29: "invalid_state",
+    999: "unknown",
+}
+# The device or this driver will not answer this question, however often it is asked.
+UNSUPPORTED = frozenset({2, 3, 4, FUNCTION_NOT_FOUND, 22, 25, 26})
+# Errors that condemn the device, not the one call.
+GONE = {15: "gpu_lost", 16: "reset_required", 28: "gpu_lost"}
+LOST = 15
+# Errors that condemn the whole session with the driver.
+SESSION = frozenset({1, 9, 18})
+
+
+class Error(Exception):
+    """The driver answered with an error number."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(ERRORS.get(code, str(code)))
+        self.code = code
+
+
+def version(structure: type[Structure], number: int) -> int:
+    """Return the version word of a structure: its size and the number of its form."""
+    return ctypes.sizeof(structure) | number << 24
+
+
+class Question:
+    """One function with fixed arguments on one device: its results are asked for again and again."""
+
+    __slots__ = ("_arguments", "_fabric", "_function", "_key", "results")
+
+    def __init__(self, library: Library, form: str, handle: Any, argument: Sequence[int] = ()) -> None:
+        name, _, sensor = form.partition("/")
+        self._key = (form, tuple(argument))
+        self._function = library.function(name)
+        self.results = [kind() for kind in RESULTS.get(form) or RESULTS.get(name) or (c_uint,)]
+        if form in VERSIONS:
+            for result in self.results:
+                result.version = version(type(result), VERSIONS[form])
+        if name == "nvmlDeviceGetTemperatureV":
+            self.results[0].sensorType = int(sensor)
+        elif name == "nvmlGpmQueryDeviceSupport":
+            self.results[0].version = 1
+        self._fabric = name == "nvmlDeviceGetGpuFabricInfoV"
+        self._arguments = (handle, *map(c_uint, argument), *map(byref, self.results))
+
+    def same(self, form: str, argument: Sequence[int]) -> bool:
+        """Whether it is this function with these arguments."""
+        return self._key == (form, tuple(argument))
+
+    def ask(self) -> int:
+        """Return the driver's error number; ``results`` are filled when it is 0."""
+        if self._function is None:
+            return FUNCTION_NOT_FOUND
+        code = int(self._function(*self._arguments))
+        # A device without a fabric may say so in a successful answer; the rest of it means nothing then.
+        if self._fabric and code == SUCCESS and self.results[0].state == 0:
+            return NOT_SUPPORTED
+        return code
+
+
+class Library:
+    """The loaded library. Functions are looked up once; a missing one is None."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._library = ctypes.CDLL(path or "libnvidia-ml.so.1")
+        except OSError as err:
+            raise LibraryError(str(err)) from err
+        self._functions: dict[str, Any] = {}
+
+    def function(self, name: str) -> Any:
+        """Return the function or None."""
+        if name not in self._functions:
+            try:
+                self._functions[name] = self._library[name]
+            except AttributeError:
+                self._functions[name] = None
+        return self._functions[name]
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Return the error number of a call."""
+        function = self.function(name)
+        return FUNCTION_NOT_FOUND if function is None else int(function(*arguments))
+
+    def check(self, name: str, *arguments: Any) -> None:
+        """Call; raises `Error` for anything but success."""
+        code = self.call(name, *arguments)
+        if code != SUCCESS:
+            raise Error(code)
+
+    def ask(self, form: str, handle: Any, *argument: int) -> Any:
+        """Return the one result (a number or a structure) or the list of results; None unless it worked."""
+        question = Question(self, form, handle, argument)
+        code = question.ask()
+        if code in GONE or code in SESSION:
+            raise Error(code)
+        if code != SUCCESS:
+            return None
+        values = [getattr(result, "value", result) for result in question.results]
+        return values[0] if len(values) == 1 else values
+
+    def text(self, name: str, *arguments: Any, size: int = 96) -> str:
+        """Return what a function writes into a buffer, its last two arguments; empty unless it worked."""
+        buffer = ctypes.create_string_buffer(size)
+        code = self.call(name, *arguments, buffer, c_uint(size))
+        if code in GONE or code in SESSION:
+            raise Error(code)
+        return buffer.value.decode("utf-8", "replace") if code == SUCCESS else ""
+
+    def number(self, name: str) -> int | None:
+        """Return a number that belongs to no device; None unless it worked."""
+        out = c_uint()
+        return out.value if self.call(name, byref(out)) == SUCCESS else None
+
+
+class LibraryError(Exception):
+    """The library cannot be loaded; the text is the loader's."""
