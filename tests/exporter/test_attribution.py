@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tocsin_exporter.attribution import Attribution, HeldDevice
-from tocsin_exporter.holding import KEEP_SECONDS, LINGER_SECONDS
+from tocsin_exporter.attribution.holding import KEEP_SECONDS, LINGER_SECONDS
+from tocsin_exporter.identity.assigned import Assignment
 from tocsin_exporter.identity.model import ProcessIdentity
 from tocsin_exporter.identity.resolver import Holder
 from tocsin_exporter.kmsg.parse import Event
@@ -16,7 +18,7 @@ from tocsin_exporter.sources.kmsg import KernelEvent
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.model import Device, NvmlReading
 from tocsin_exporter.sources.sysfs import Port
-from tocsin_exporter.state import StateFile
+from tocsin_exporter.state import VERSION, StateFile
 
 PCI = "0000:3b:00.0"
 REMAPS = ("row_remaps_total", ("uncorrected",))
@@ -39,6 +41,9 @@ class Who:
 
     def living(self) -> tuple[ProcessIdentity, ...]:
         return tuple(self.members)
+
+    def assigned(self) -> tuple[Assignment, ...]:
+        return ()
 
     def holder_of(self, pid: int) -> Holder | None:
         return next((Holder(who.job_id, who.rank) for who in self.members if who.pid == pid), None)
@@ -69,10 +74,12 @@ class Node:
         self.now += passed
         device = Device(gpu="0", uuid="GPU-a", pci=PCI, counters=dict(self.raw), pids=pids)
         self.ledger.on_reading(NvmlReading(self.now, (device,)))
+        self.ledger.flush()
 
     def xid(self, seq: int, *, when: float | None = None, kind: str = "reset", code: int = 48) -> None:
         event = Event("xid", 1, {"code": code, "pci": PCI, "class": kind})
         self.ledger.on_events([KernelEvent(event, self.now if when is None else when)], seq)
+        self.ledger.flush()
 
     def held(self, job: str) -> HeldDevice | None:
         return next((each for each in self.ledger.published().devices if each.job_id == job), None)
@@ -314,25 +321,29 @@ def test_another_log_is_read_from_its_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "reason"),
     [
-        pytest.param("", id="empty"),
-        pytest.param("{", id="cut"),
-        pytest.param("[]", id="no object"),
-        pytest.param('{"version": 99}', id="another version"),
-        pytest.param('{"version": 1, "devices": 3}', id="another shape"),
-        pytest.param('{"version": 1, "devices": {}, "unattributed": "x"}', id="a word for a number"),
+        pytest.param("", "bad_data", id="empty"),
+        pytest.param("{", "bad_data", id="cut"),
+        pytest.param("[]", "bad_data", id="no object"),
+        pytest.param("[" * 200_000, "bad_data", id="nested"),
+        pytest.param('{"version": 99}', "other_version", id="another version"),
+        pytest.param('{"version": 2, "boot_id": "b", "saved": 1, "devices": 3}', "bad_data", id="another shape"),
+        pytest.param('{"version": 2, "boot_id": "b", "saved": 1e999}', "bad_data", id="no finite number"),
+        pytest.param('{"version": 2}' + " " * (9 << 20), "too_large", id="huge"),
     ],
-)
-def test_an_unusable_state_file_costs_the_old_counts_only(tmp_path: Path, text: str) -> None:
-    """The exporter starts anew, counts the loss and serves."""
+)  # fmt: skip
+def test_an_unusable_state_file_costs_the_old_counts_only(tmp_path: Path, text: str, reason: str) -> None:
+    """The exporter starts anew, counts the loss with its reason, keeps the file for a look and serves."""
     state = tmp_path / "state.json"
     state.write_text(text)
     node = Node(state, who=Who([process(1, "slurm/1")]))
     node.read(1)
 
     assert node.held("slurm/1") is not None
-    assert 1 == node.errors.counts()[("state", "bad_data")]
+    assert 1 == node.errors.counts()[("state", reason)]
+    assert text == (tmp_path / "state.json.bad").read_text()
+    assert VERSION == json.loads(state.read_text())["version"]
 
 
 def test_a_state_that_cannot_be_written_is_counted(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tocsin_exporter.errors import SourceError
 from tocsin_exporter.identity import rules
+from tocsin_exporter.identity.assigned import Assignment, assigned_devices
 from tocsin_exporter.identity.model import ProcessIdentity, ProcessListener
 from tocsin_exporter.sources import procfs as proc
 from tocsin_exporter.sources.latest import ErrorCounter
@@ -57,6 +58,9 @@ class _Entry:
     held: bool | None = None
     # The rank process (pid, start) below which this one was seen: with it gone it is a left-over.
     under: tuple[int, int] | None = None
+    # The devices it was given, and the verdict and the UUIDs by which they were found.
+    given: tuple[str, ...] = ()
+    given_by: tuple[object, object] | None = None
 
 
 def read_facts(
@@ -147,6 +151,7 @@ class Resolver:
         self._disputed: set[tuple[int, int, str]] = set()
         self._gpus_of: dict[int, tuple[int, ...]] = {}
         self._uuids: dict[str, int] = {}
+        self._assigned: tuple[Assignment, ...] = ()
         self._last_full = float("-inf")
         self._scanned_at: float | None = None
         self._scan_error: SourceError | None = None
@@ -215,6 +220,11 @@ class Resolver:
             entry = self._entries.get(pid)
             verdict = entry.verdict if entry else None
         return Holder(verdict.job_id, verdict.rank) if verdict else None
+
+    def assigned(self) -> tuple[Assignment, ...]:
+        """Return the devices that jobs were given, by the environment of their processes, used or not."""
+        with self._lock:
+            return self._assigned
 
     def state(self) -> tuple[float | None, SourceError | None]:
         """Return seconds since the last scan, None before the first, and why it failed."""
@@ -330,6 +340,9 @@ class Resolver:
 
     def _publish(self, gpus_of: Mapping[int, tuple[int, ...]], ended: set[int]) -> None:
         chosen = self._choose(gpus_of)
+        assigned = self._assignments()
+        with self._lock:
+            self._assigned = assigned
         with self._telling:
             self._replace(chosen, ended)
 
@@ -482,6 +495,26 @@ class Resolver:
                         self._disputed.clear()
                     self._disputed.add(key)
                     self._conflicts[fact] += 1
+
+    def _assignments(self) -> tuple[Assignment, ...]:
+        """Return what processes were given, told once per job with its oldest process."""
+        found: dict[tuple[str, str, tuple[str, ...]], Assignment] = {}
+        for pid, entry in self._entries.items():
+            verdict, facts = entry.verdict, entry.facts
+            if verdict is None or facts is None:
+                continue
+            by, uuids = entry.given_by, self._uuids
+            if by is None or by[0] is not verdict or by[1] is not uuids:
+                entry.given = assigned_devices(facts, verdict, uuids)
+                entry.given_by = (verdict, uuids)
+            if not entry.given:
+                continue
+            rank = verdict.rank if verdict.visible else ""
+            key = (verdict.job_id, rank, entry.given)
+            if key not in found or entry.start_ticks < found[key].start_ticks:
+                start = self._boot_time + entry.start_ticks / proc.CLOCK_TICKS
+                found[key] = Assignment(pid, entry.start_ticks, start, verdict.job_id, rank, entry.given)
+        return tuple(found.values())
 
     def _identity(self, pid: int, gpus_of: Mapping[int, tuple[int, ...]]) -> ProcessIdentity:
         entry = self._entries[pid]

@@ -1,0 +1,414 @@
+"""
+The ledger of who held what and what happened meanwhile.
+
+Readings, kernel events and identity changes come in from the sources' threads; collectors read what was last
+published. What goes to whom:
+
+* An event of the kernel log belongs to every holder of the device at the kernel's time of it. A job holds a
+  device from its process's start, or from the last reading without it if that is later, until 30 s after its
+  last process; also when it is first seen after the event.
+* What a polled counter grew by between two readings belongs to those who held the device at the first one and
+  are accountable at the second: to the job that left in between, not to the one that came. Readings follow at
+  once when a process comes or goes. Amounts (energy, time) end with the last process, events 30 s later.
+* While the exporter was down, only who held the device on both sides of the gap counts what happened.
+
+Event counts are on the disk before they are served. Where they cannot be written within a few seconds they
+are served all the same, and `durable` is false: evidence that a later restart may take back is worth more
+than none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tocsin_exporter.attribution.devices import Devices, Entry
+from tocsin_exporter.attribution.events import Events, Gap, record_of
+from tocsin_exporter.attribution.holders import Claims, Finder
+from tocsin_exporter.attribution.holding import Holding, number, served
+from tocsin_exporter.attribution.holdings import Holdings
+from tocsin_exporter.attribution.model import DeviceEvents, HeldDevice, HeldPort, Published, Who
+from tocsin_exporter.attribution.ports import Ports
+from tocsin_exporter.attribution.steady import Steady
+from tocsin_exporter.attribution.table import FOLLOWED, HELD, WHOLE, event_class, is_event
+from tocsin_exporter.attribution.writer import Writer
+from tocsin_exporter.sources.kmsg import KernelEvent
+from tocsin_exporter.sources.latest import ErrorCounter
+from tocsin_exporter.sources.nvml.model import Device, NvmlReading
+from tocsin_exporter.sources.sysfs import Port
+from tocsin_exporter.state import StateError, StateFile
+
+__all__ = ["Attribution"]
+
+log = logging.getLogger(__name__)
+
+# After a restart the first scan and the first reading must both be in before holders are compared.
+_SETTLE_SECONDS = 3.0
+# A driver that does not answer by then says nothing of who is gone; the living jobs do.
+_SETTLE_WITHOUT_SECONDS = 60.0
+_SAVE_SECONDS = 60.0
+
+
+class Attribution:
+    """The ledger; see the module's text. Its lock is held for no I/O and no call that waits."""
+
+    def __init__(
+        self,
+        identity: Who,
+        state: StateFile,
+        errors: ErrorCounter,
+        *,
+        boot_id: str,
+        log_identity: Callable[[], str] = str,
+        sysfs: Path = Path("/sys"),
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._errors = errors
+        self._boot_id = boot_id
+        self._log_identity = log_identity
+        self._wall = wall
+        self._clock = clock
+        self._steady = Steady(wall, clock)
+        self._finder = Finder(identity, self._steady)
+        self._identity = identity
+        self._lock = threading.RLock()
+        self._published = self._pending = Published()
+        self._unmatched = 0
+        self._last_mark = float("-inf")
+        self.cursor = -1
+        self._sysfs = sysfs
+        self._clear()
+        self._writer = Writer(state, self._state, self._written, errors)
+        self._restore(state)
+
+    def _clear(self) -> None:
+        self._devices, self._held, self._ports = Devices(), Holdings(), Ports(self._sysfs)
+        self._events = Events(self._devices, self._held)
+        self._settle_from: float | None = None
+        self._nameless = False
+        self.cursor = -1
+
+    def published(self) -> Published:
+        """Return what is served: durable, unless nothing can be written."""
+        if self._writer.late():
+            with self._lock:
+                self._published = self._snapshot()
+        return self._published
+
+    def durable(self) -> bool:
+        """Say whether a restart would find everything that is served now."""
+        return self._writer.keeps and not self._writer.late()
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Wait until what was counted is on the disk and published; return whether it is."""
+        return self._writer.flush(timeout)
+
+    def start(self) -> None:
+        """Nothing to start: the ledger lives by what comes in."""
+
+    def stop(self) -> None:
+        """Write what is left."""
+        self._writer.stop(2.0)
+
+    def known_devices(self) -> tuple[Device, ...]:
+        """Return the devices that were there before a restart in this boot, with their identity only."""
+        with self._lock:
+            if self._events.gap is None or not self._events.gap.same_boot:
+                return ()
+            return tuple(
+                Device(gpu=entry.gpu, uuid=entry.uuid, pci=entry.pci) for entry in self._devices.whole()
+            )
+
+    # what comes in
+
+    def on_reading(self, reading: NvmlReading) -> None:
+        """Take a reading of the devices in."""
+        with self._lock:
+            now = self._steady.now()
+            here = self._place(reading, now)
+            dirty = False
+            if self._may_settle():
+                claims = self._finder.find(here, now)
+                self._settle(here, claims)
+                self._unmatched = claims.unmatched
+                dirty = self._assign(here, claims, now)
+                for entry, device in here:
+                    dirty |= self._count(entry, device, now)
+                dirty |= self._events.place(now)
+                dirty |= self._devices.forget(now, self._held.subjects())
+            self._commit(dirty=dirty)
+
+    def on_events(self, events: list[KernelEvent], cursor: int) -> None:
+        """Take kernel events in; *cursor* is the last record read."""
+        with self._lock:
+            self.cursor = cursor
+            if not events:
+                return
+            for event in events:
+                self._log_event(event)
+            records = (record_of(event, self._steady.of(event.time)) for event in events)
+            self._events.take(record for record in records if record is not None)
+            if self._settle_from is not None and self._may_settle(_SETTLE_WITHOUT_SECONDS):
+                self._settle([], Claims(alive={who.job_id for who in self._identity.living()}))
+            if self._settle_from is None:
+                self._events.place(self._steady.now())
+            self._commit(dirty=True)
+
+    def on_ports(self, ports: tuple[Port, ...]) -> None:
+        """Take a reading of the ports in."""
+        with self._lock:
+            if self._settle_from is not None:
+                return
+            users: dict[str, tuple[set[str], float]] = {}
+            for holding in self._held:
+                entry = self._devices.entries.get(holding.subject)
+                if holding.active and entry is not None:
+                    since = holding.periods[-1][0]
+                    addresses, before = users.get(holding.job_id, (set(), since))
+                    users[holding.job_id] = (addresses | {entry.pci}, min(before, since))
+            self._commit(dirty=self._ports.read(ports, users, self._steady.now()))
+
+    # devices
+
+    def _place(self, reading: NvmlReading, now: float) -> list[tuple[Entry, Device]]:
+        """Return the devices of a reading that have an identity; whole GPUs first."""
+        here: list[tuple[Entry, Device]] = []
+        for device in sorted(reading.devices, key=lambda device: device.mig != ""):
+            entry = self._devices.place(device, now)
+            if entry is not None:
+                here.append((entry, device))
+            elif not self._nameless:
+                self._nameless = True
+                self._errors.add("attribution", "no_uuid" if not device.uuid else "too_many_devices")
+                log.error("device %s has no UUID or is one too many: no job gets its counts", device.gpu)
+        return here
+
+    def _assign(self, here: list[tuple[Entry, Device]], claims: Claims, now: float) -> bool:
+        dirty = False
+        for (subject, job), claim in claims.held.items():
+            holding = self._held.get(subject, job)
+            ranks = frozenset(claim.ranks)
+            if holding is None:
+                holding = Holding(subject, job, ranks, [(min(claim.since, now), None)])
+                if not self._held.add(holding):
+                    self._errors.add("attribution", "too_many_holders")
+                    continue
+                came = True
+            else:
+                came = holding.hold(claim.since, now, ranks)
+            if came:
+                self._events.late(holding)
+                dirty = True
+        told = {entry.subject for entry, device in here if _tells(entry, device)}
+        for holding in self._held:
+            gone = (holding.subject, holding.job_id) not in claims.held
+            # A device that did not answer tells nothing about who left it.
+            if holding.active and gone and (holding.subject in told or holding.job_id not in claims.alive):
+                holding.release(now)
+                dirty = True
+        for entry, device in here:
+            if device.up and device.pids is not None:
+                entry.listed = now
+        expired, early = self._held.expire(now)
+        if early:
+            self._errors.add("attribution", "too_many_holders", early)
+        return dirty or expired
+
+    def _count(self, entry: Entry, device: Device, now: float) -> bool:
+        """Give the growth of the device's counters to its holders; return whether events were among it."""
+        if not device.up:
+            return False
+        blind = entry.blind(now)
+        entry.read = now
+        events, amounts = self._devices.gains(entry, device.counters)
+        grown = {key: gain for key, gain in events.items() if gain}
+        kinds = {kind for key in grown if (kind := event_class(key))}
+        wall = self._wall()
+        told_events = [(key, gain) for key, gain in events.items() if key[0] in HELD]
+        told_whole = [
+            (key, gain) for part in (events, amounts) for key, gain in part.items() if key[0] in WHOLE
+        ]
+        taken = False
+        for holding in self._held.of(entry.subject):
+            if not holding.accountable(now):
+                continue
+            taken |= not holding.fresh
+            self._note(holding, kinds, wall)
+            holding.add(told_events)
+            if holding.active or holding.left_at(now):
+                holding.add(amounts.items())
+            holding.fresh = False
+        for part in self._devices.instances_of(entry):
+            for holding in self._held.of(part.subject):
+                if holding.accountable(now):
+                    taken |= not holding.fresh
+                    self._note(holding, kinds, wall)
+                    holding.add(told_whole)
+        for kind in kinds:
+            entry.log.note(kind, wall)
+        if grown and blind and not taken:
+            self._events.unattributed += int(sum(gain for key, gain in grown.items() if key[0] in HELD))
+        return bool(grown)
+
+    @staticmethod
+    def _note(holding: Holding, kinds: set[str], wall: float) -> None:
+        if not holding.fresh:
+            for kind in kinds:
+                holding.note(kind, wall)
+
+    def _log_event(self, event: KernelEvent) -> None:
+        record = record_of(event, event.time)
+        address, kind = event.event.fields.get("pci"), event.event.kind
+        if not isinstance(address, str) or (record is None and kind != "recovery_action"):
+            return
+        entry = self._devices.log_at(address)
+        if entry is None:
+            self._errors.add("kmsg", "too_many_devices")
+            return
+        if kind == "xid" and record is not None:
+            entry.count(record.cls, int(event.event.fields["code"]), event.event.count)
+        entry.note(record.cls if record is not None else kind, event.time)
+
+    # a restart
+
+    def _may_settle(self, after: float = _SETTLE_SECONDS) -> bool:
+        return self._settle_from is None or self._clock() - self._settle_from >= after
+
+    def _settle(self, here: list[tuple[Entry, Device]], claims: Claims) -> None:
+        """After a restart: tell who held a device on both sides of the gap from who did not."""
+        if self._settle_from is None:
+            return
+        self._settle_from = None
+        gap = self._events.gap
+        told = {entry.subject for entry, device in here if _tells(entry, device)}
+        for holding in self._held:
+            gone = holding.subject in told and (holding.subject, holding.job_id) not in claims.held
+            if holding.active and gap is not None and (gone or holding.job_id not in claims.alive):
+                holding.cut(gap.start)
+        for holding in self._ports.held:
+            if holding.active and gap is not None and holding.job_id not in claims.alive:
+                holding.cut(gap.start)
+
+    def _restore(self, state: StateFile) -> None:
+        try:
+            raw = state.load()
+            if raw:
+                self._from_json(raw)
+        except StateError as err:
+            self._errors.add("state", err.reason)
+            log.error("state not used: %s", err.detail)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as err:
+            refused = state.refuse("bad_data", f"{type(err).__name__}: {err}"[:200])
+            self._errors.add("state", refused.reason)
+            log.error("state not used: %s", refused.detail)
+            self._clear()
+        else:
+            self._published = self._snapshot()
+
+    def _from_json(self, raw: dict[str, Any]) -> None:
+        same_boot = raw["boot_id"] == self._boot_id
+        saved = number(raw["saved"])
+        if same_boot:
+            self._steady.resume(number(raw["offset"]), saved)
+        now = self._steady.now()
+        saved = min(saved, now)
+        self._devices.restore(raw["devices"], now, same_boot=same_boot)
+        self._held.restore(raw["held"])
+        self._ports.restore(raw["ports"], same_boot=same_boot)
+        self._events.restore(raw["events"], same_boot=same_boot)
+        self._events.gap = Gap(saved, now, same_boot)
+        if same_boot:
+            if raw["log"] == self._log_identity():
+                self.cursor = int(number(raw["cursor"]))
+            self._settle_from = self._clock()
+            return
+        for holding in (*self._held, *self._ports.held):
+            # Its processes ended with the boot; what became of it is served for its time all the same.
+            if holding.active:
+                holding.cut(saved)
+
+    def _state(self) -> dict[str, Any]:
+        """Return what must survive a restart."""
+        with self._lock:
+            self._last_mark = self._clock()
+            self._pending = self._snapshot()
+            return {
+                "boot_id": self._boot_id,
+                "log": self._log_identity(),
+                "cursor": self.cursor,
+                "saved": self._steady.now(),
+                "offset": self._steady.offset,
+                "devices": self._devices.to_json(),
+                "held": self._held.to_json(FOLLOWED),
+                "ports": self._ports.to_json(),
+                "events": self._events.to_json(),
+            }
+
+    # publishing
+
+    def _commit(self, *, dirty: bool) -> None:
+        """Publish what is counted, once it is durable."""
+        if self._events.dropped:
+            self._errors.add("attribution", "unplaced", self._events.dropped)
+            self._events.dropped = 0
+        if dirty or self._clock() - self._last_mark >= _SAVE_SECONDS:
+            self._last_mark = self._clock()
+            self._writer.mark()
+        if not self._writer.keeps or self._writer.clean() or self._writer.late():
+            self._published = self._snapshot()
+
+    def _written(self) -> None:
+        with self._lock:
+            # What came in since the write began is not durable, and its own write follows.
+            self._published = self._snapshot() if self._writer.clean() else self._pending
+
+    def _snapshot(self) -> Published:
+        now = self._steady.now()
+        entries = self._devices.entries
+        return Published(
+            events=tuple(
+                DeviceEvents(
+                    entry.gpu, entry.uuid, entry.mig,
+                    dict(entry.log.xid), dict(entry.log.codes), dict(entry.log.times),
+                )
+                for entry in self._devices.whole()
+            ),
+            devices=tuple(
+                HeldDevice(
+                    gpu=entry.gpu,
+                    uuid=entry.uuid,
+                    mig=entry.mig,
+                    job_id=holding.job_id,
+                    rank=holding.rank,
+                    active=holding.active,
+                    owner=holding.accountable(now),
+                    counters=served(holding, now, is_event),
+                    xid=dict(holding.xid),
+                    times=dict(holding.times),
+                )
+                for holding in self._held
+                if (entry := entries.get(holding.subject)) is not None
+            ),
+            ports=tuple(
+                HeldPort(
+                    holding.subject,
+                    holding.job_id,
+                    holding.active,
+                    holding.accountable(now),
+                    served(holding, now, is_event),
+                )
+                for holding in self._ports.held
+            ),
+            unattributed=self._events.unattributed + self._ports.unattributed,
+            unmatched=self._unmatched,
+        )  # fmt: skip
+
+
+def _tells(entry: Entry, device: Device) -> bool:
+    """Say whether the reading tells who left the device: one that lists its processes at times did so now."""
+    return device.up and (device.pids is not None or entry.listed is None)
