@@ -139,9 +139,10 @@ class _Own:
             yield Sample("tocsin_exporter_dropped_labels_total", (reason,), count)
         for facility, count in self._kmsg.records().items():
             yield Sample("tocsin_exporter_kernel_records_total", (facility,), count)
-        yield Sample(
-            "tocsin_exporter_unattributed_increments_total", (), self._attribution.published().unattributed
-        )
+        published = self._attribution.published()
+        yield Sample("tocsin_exporter_unattributed_increments_total", (), published.unattributed)
+        yield Sample("tocsin_exporter_state_durable", (), float(self._attribution.durable()))
+        yield Sample("tocsin_identity_unmatched_processes", (), published.unmatched)
         for layer, share in self._visibility(rung).items():
             yield Sample("tocsin_visibility", (layer,), share)
         yield from self._web.samples()
@@ -249,7 +250,8 @@ def build(
         (pcie_source, {"pcie"}),
         (host_source, {"host"}),
     )
-    parts: list[_Part] = [source for source, readers in polled if readers & wanted]
+    # The ledger stops last: what the sources bring until then is still written.
+    parts: list[_Part] = [attribution, *(source for source, readers in polled if readers & wanted)]
     # Before the probes, or their first news find nobody.
     if "exits" in wanted:
         parts.append(exit_facts)

@@ -328,7 +328,7 @@ def test_another_log_is_read_from_its_start(tmp_path: Path) -> None:
         pytest.param("[]", "bad_data", id="no object"),
         pytest.param("[" * 200_000, "bad_data", id="nested"),
         pytest.param('{"version": 99}', "other_version", id="another version"),
-        pytest.param('{"version": 2, "boot_id": "b", "saved": 1, "devices": 3}', "bad_data", id="another shape"),
+        pytest.param('{"version": 2, "boot_id": "b", "saved": 1, "devices": 3}', "bad_data", id="shape"),
         pytest.param('{"version": 2, "boot_id": "b", "saved": 1e999}', "bad_data", id="no finite number"),
         pytest.param('{"version": 2}' + " " * (9 << 20), "too_large", id="huge"),
     ],

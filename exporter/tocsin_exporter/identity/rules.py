@@ -44,6 +44,8 @@ _FILTERS = frozenset(
         "rotatelogs", "multilog", "svlogd",
     )
 )  # fmt: skip
+# They hold devices for others, or look at them; as the kernel cuts names.
+_SERVICES = frozenset(("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine"))
 # The strength of a rank that only the task numbering of Slurm gives.
 WEAK = 5
 _FRAMEWORKS = (
@@ -172,7 +174,7 @@ def decide(facts: Facts, boot_id: str) -> Verdict | None:
         if any(other != rank for other, _, weak in ranks[1:] if weak < WEAK):
             conflicts.append("rank")
     if not job_id:
-        if not facts.holds_gpu:
+        if not facts.holds_gpu or facts.name in _SERVICES:
             return None
         job_id, allocator, sources["job"] = jobid.process(facts.group or facts.pid, boot_id), "proc", "nvml"
 
