@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tocsin_exporter.attribution import EVENT_COUNTERS, Attribution, HeldDevice
 from tocsin_exporter.collectors.base import Sample
+from tocsin_exporter.identity.resolver import Holder
 from tocsin_exporter.metrics import FAMILIES
+from tocsin_exporter.metrics.gpu import HARDWARE
 from tocsin_exporter.sources.nvml.model import Device
 from tocsin_exporter.sources.nvml.source import NvmlSource
 
@@ -14,6 +16,8 @@ __all__ = ["NAME", "GpuCollector", "build", "device_labels", "device_samples", "
 
 NAME = "gpu"
 
+# On the device these are sums over everybody's processes; a job is told its own.
+_OF_PROCESSES = ("process_memory_bytes", "memory_limit_bytes")
 # Quantities that other collectors serve.
 ELSEWHERE = ("pcie_", "ecc_errors", "row_remap")
 
@@ -54,7 +58,7 @@ def device_samples(
         if here is not None and holder.active:
             for (name, more), value in here.gauges.items():
                 family = f"tocsin_job_gpu_{name}"
-                if wanted(name) and family in FAMILIES:
+                if wanted(name) and family in FAMILIES and name not in _OF_PROCESSES:
                     yield Sample(family, (*holder_labels(holder), *more), value)
         for (name, more), value in holder.counters.items():
             # Counts of events stay true without a reading; time and energy would stand still.
@@ -62,14 +66,43 @@ def device_samples(
                 yield Sample(f"tocsin_job_gpu_{name}", (*holder_labels(holder), *more), value)
 
 
+def process_samples(
+    devices: tuple[Device, ...], held: tuple[HeldDevice, ...], job_of: Callable[[int], str]
+) -> Iterator[Sample]:
+    """Yield what the processes of each holder have of the device's memory, and what its cgroups may have."""
+    by_uuid = {device.uuid: device for device in devices if device.up}
+    for holder in held:
+        device = by_uuid.get(holder.uuid)
+        if device is None or not holder.active:
+            continue
+        own = [process for process in device.processes if job_of(process[0]) == holder.job_id]
+        known = [used for _, _, used, _ in own if used is not None]
+        if known:
+            yield Sample("tocsin_job_gpu_process_memory_bytes", holder_labels(holder), sum(known))
+        limits = [
+            device.limits[path] for path in sorted({process[3] for process in own}) if path in device.limits
+        ]
+        for position, kind in enumerate(("soft", "hard", "used")):
+            values = [value for limit in limits if (value := limit[position]) is not None]
+            if values:
+                yield Sample("tocsin_job_gpu_memory_limit_bytes", (*holder_labels(holder), kind), sum(values))
+
+
+def nobody(pid: int) -> None:
+    """Know of no job: what a collector without the identity view goes by."""
+
+
 class GpuCollector:
     """Serves the last reading; devices that are gone or hang are told as such, with their identity."""
 
     name = NAME
 
-    def __init__(self, nvml: NvmlSource, attribution: Attribution) -> None:
+    def __init__(
+        self, nvml: NvmlSource, attribution: Attribution, holder_of: Callable[[int], Holder | None]
+    ) -> None:
         self._nvml = nvml
         self._attribution = attribution
+        self._holder_of = holder_of
 
     def collect(self) -> Iterator[Sample]:
         """Yield the samples of this scrape."""
@@ -84,13 +117,25 @@ class GpuCollector:
             for device in reading.devices:
                 more = (device.model, device.pci, reading.driver_version, reading.cuda_version, device.vbios)
                 yield Sample("tocsin_gpu_info", (*device_labels(device), *more), 1)
+                if device.info and not device.mig:
+                    facts = tuple(device.info.get(name, "") for name in HARDWARE)
+                    yield Sample("tocsin_gpu_hardware_info", (*device_labels(device), *facts), 1)
+                if device.mig and device.info.get("profile"):
+                    yield Sample("tocsin_gpu_mig_info", (*device_labels(device), device.info["profile"]), 1)
                 if device.pids is not None:
                     yield Sample("tocsin_gpu_processes", device_labels(device), len(device.pids))
             yield from device_samples(reading.devices, held, prefixes=ELSEWHERE, inverse=True)
+            yield from process_samples(reading.devices, held, self._job_of)
         if error is not None:
             raise error
 
+    def _job_of(self, pid: int) -> str:
+        holder = self._holder_of(pid)
+        return holder.job_id if holder is not None else ""
 
-def build(nvml: NvmlSource, attribution: Attribution) -> GpuCollector:
-    """Return the collector."""
-    return GpuCollector(nvml, attribution)
+
+def build(
+    nvml: NvmlSource, attribution: Attribution, holder_of: Callable[[int], Holder | None] = nobody
+) -> GpuCollector:
+    """Return the collector; *holder_of* knows the job of a process."""
+    return GpuCollector(nvml, attribution, holder_of)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from tocsin_exporter.metrics.family import DEVICE, JOB_DEVICE, Family, Kind, Tier
 from tocsin_exporter.sources.nvml.quantities import CORE, QUANTITIES, Quantity
 
-__all__ = ["FAMILIES"]
+__all__ = ["FAMILIES", "HARDWARE"]
 
+# Facts of a device's identity that are no labels of its other series.
+HARDWARE = (
+    *("serial", "part_number", "architecture", "compute_capability", "inforom", "gsp", "nvml"),
+    *("minor", "module", "chassis", "slot", "tray", "host"),
+)
 _DEVICE_ONLY = (
     Family(
         "tocsin_gpu_info",
@@ -14,6 +19,22 @@ _DEVICE_ONLY = (
         (*DEVICE, "model", "pci", "driver_version", "cuda_version", "vbios"),
         "",
         "Always 1: what the device is.",
+    ),
+    Family(
+        "tocsin_gpu_hardware_info",
+        Kind.GAUGE,
+        (*DEVICE, *HARDWARE),
+        "",
+        "Always 1: numbers and versions of the board, and where it sits in a rack-scale system.",
+        Tier.FABRIC,
+    ),
+    Family(
+        "tocsin_gpu_mig_info",
+        Kind.GAUGE,
+        (*DEVICE, "profile"),
+        "",
+        "Always 1: what the MIG instance is, as NVIDIA names it.",
+        Tier.FABRIC,
     ),
     Family(
         "tocsin_gpu_up",
@@ -51,7 +72,8 @@ def _families() -> tuple[Family, ...]:
     rows: list[Family] = list(_DEVICE_ONLY)
     for row in (*QUANTITIES.values(), *_EVENTS):
         kind, tier = Kind.COUNTER if row.counter else Kind.GAUGE, Tier(row.tier)
-        rows.append(Family(f"tocsin_gpu_{row.name}", kind, (*DEVICE, *row.labels), row.unit, row.help, tier))
+        told = f"{row.help} Source: {row.source}." if row.source else row.help
+        rows.append(Family(f"tocsin_gpu_{row.name}", kind, (*DEVICE, *row.labels), row.unit, told, tier))
         if row.held:
             rows.append(
                 Family(
@@ -60,6 +82,7 @@ def _families() -> tuple[Family, ...]:
                     (*JOB_DEVICE, *row.labels),
                     row.unit,
                     f"While the job holds the device. {row.help}",
+                    tier,
                 )
             )
     return tuple(rows)
