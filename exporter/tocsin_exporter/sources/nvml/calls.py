@@ -8,6 +8,7 @@ FUNCTION_NOT_FOUND, like a call that the driver does not know.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_uint
@@ -90,12 +91,13 @@ def version(structure: type[Structure], number: int) -> int:
 class Question:
     """One function with fixed arguments on one device: its results are asked for again and again."""
 
-    __slots__ = ("_arguments", "_fabric", "_function", "_key", "results")
+    __slots__ = ("_arguments", "_fabric", "_function", "_key", "_name", "_pen", "results")
 
     def __init__(self, library: Library, form: str, handle: Any, argument: Sequence[int] = ()) -> None:
         name, _, sensor = form.partition("/")
         self._key = (form, tuple(argument))
         self._function = library.function(name)
+        self._name, self._pen = name.encode(), library.pen
         self.results = [kind() for kind in RESULTS.get(form) or RESULTS.get(name) or (c_uint,)]
         if form in VERSIONS:
             for result in self.results:
@@ -115,6 +117,7 @@ class Question:
         """Return the driver's error number; ``results`` are filled when it is 0."""
         if self._function is None:
             return FUNCTION_NOT_FOUND
+        self._pen.enter(self._name)
         code = int(self._function(*self._arguments))
         # A device without a fabric may say so in a successful answer; the rest of it means nothing then.
         if self._fabric and code == SUCCESS and self.results[0].state == 0:
@@ -123,14 +126,25 @@ class Question:
 
 
 class Library:
-    """The loaded library. Functions are looked up once; a missing one is None."""
+    """
+    The loaded library. Functions are looked up once; a missing one is None.
 
-    def __init__(self, path: str) -> None:
+    Each call is written down with *pen* before it is made, so that somebody else can tell which one hangs.
+    """
+
+    def __init__(self, path: str, pen: Pen | None = None) -> None:
+        self.pen = pen or Pen()
         try:
             self._library = ctypes.CDLL(path or "libnvidia-ml.so.1")
         except OSError as err:
             raise LibraryError(str(err)) from err
         self._functions: dict[str, Any] = {}
+
+    def aside(self) -> Library:
+        """Return the same library for another thread, whose calls may wait and are not written down."""
+        other = copy.copy(self)
+        other.pen = Pen()
+        return other
 
     def function(self, name: str) -> Any:
         """Return the function or None."""
@@ -144,7 +158,10 @@ class Library:
     def call(self, name: str, *arguments: Any) -> int:
         """Return the error number of a call."""
         function = self.function(name)
-        return FUNCTION_NOT_FOUND if function is None else int(function(*arguments))
+        if function is None:
+            return FUNCTION_NOT_FOUND
+        self.pen.enter(name.encode())
+        return int(function(*arguments))
 
     def check(self, name: str, *arguments: Any) -> None:
         """Call; raises `Error` for anything but success."""

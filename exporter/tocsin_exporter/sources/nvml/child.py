@@ -1,14 +1,16 @@
 """
-The process that talks to the driver: ``python -m tocsin_exporter.sources.nvml.child [SETTINGS]``.
+The process that talks to the driver: ``python -m tocsin_exporter.sources.nvml.child [SETTINGS [PAGE]]``.
 
 A driver call can hang for good, and a thread that hangs in it cannot be ended; a process can.
 So this one does nothing else. SETTINGS is a JSON object with any of ``library``, ``tier``, ``sysfs``,
-``procfs`` and ``cgroups``. It reads one-line requests ``{"last": [index, …], "skip": [index, …]}`` from
-standard input and answers on standard output with frames (four bytes of length, big endian, then JSON):
+``procfs`` and ``cgroups``; PAGE is the descriptor of the page on which each call to the driver is told before
+it is made (`progress`). It reads one-line requests from standard input, ``{"first": [index, …], "skip": [index, …],
+"only": [index, …], "seconds": number}``, all optional, and answers on standard output with `frames`:
 
 * ``{"ready": true}`` or ``{"fail": {"code", "name"}}`` once, after the initialisation;
 * per request ``{"begin": index}`` before and ``{"device": {…}}`` after each device (its MIG instances
-  follow as devices of the same index), then ``{"end": {…}}``;
+  follow as devices of the same index), then ``{"end": {…}}``, whose ``left`` are the devices for which the seconds
+  did not suffice;
 * ``{"event": {…}}`` at any time: what the driver reported by itself (`driver_events`);
 * ``{"released": true}`` after the request ``{"release": true}``, which gives all handles back and
   ends the process.
@@ -22,10 +24,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
-import struct
 import sys
 import threading
+import time
 from typing import Any, BinaryIO
 
 from tocsin_exporter.sources.nvml.calls import (
@@ -37,6 +40,8 @@ from tocsin_exporter.sources.nvml.calls import (
     LibraryError,
 )
 from tocsin_exporter.sources.nvml.driver_events import Watcher
+from tocsin_exporter.sources.nvml.frames import encode
+from tocsin_exporter.sources.nvml.progress import NO_DEVICE, Pen
 from tocsin_exporter.sources.nvml.reader import Places, Reader, all_unknown
 from tocsin_exporter.sources.nvml.reads import FABRIC
 
@@ -47,9 +52,10 @@ _PR_SET_PDEATHSIG = 1
 _NO_ATTACH = 2
 _NO_GPUS = 1
 _INVALID_ARGUMENT = 2
+_FOR_EVER = 1e9
 
 
-class Frames:
+class Sender:
     """Sends messages; the readings and the events come from different threads."""
 
     def __init__(self, out: BinaryIO) -> None:
@@ -58,9 +64,9 @@ class Frames:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one frame."""
-        body = json.dumps(message, separators=(",", ":")).encode()
+        frame = encode(message)
         with self._lock:
-            self._out.write(struct.pack(">I", len(body)) + body)
+            self._out.write(frame)
             self._out.flush()
 
     def fail(self, code: int, name: str = "") -> None:
@@ -71,7 +77,7 @@ class Frames:
 class Session:
     """An initialised library with all that hangs on it."""
 
-    def __init__(self, library: Library, tier: str, places: Places, frames: Frames) -> None:
+    def __init__(self, library: Library, tier: str, places: Places, frames: Sender) -> None:
         code = library.call("nvmlInitWithFlags", ctypes.c_uint(_NO_ATTACH | _NO_GPUS))
         if code == _INVALID_ARGUMENT:
             code = library.call("nvmlInit_v2")
@@ -80,30 +86,38 @@ class Session:
         self._library = library
         self._frames = frames
         self.reader = Reader(library, tier, places)
-        self._watcher = Watcher(library, self._event)
+        self._watcher = Watcher(library.aside(), self._event)
         self._changed: set[int] = set()
 
-    def cycle(self, last: list[int], skip: list[int]) -> None:
-        """Read all devices but *skip*, those of *last* after the others; raises `Error`."""
-        reader, send = self.reader, self._frames.send
+    def cycle(self, wanted: dict[str, Any]) -> None:
+        """Read the devices that a request wants; raises `Error`."""
+        reader, pen, send = self.reader, self._library.pen, self._frames.send
+        end = time.monotonic() + float(wanted.get("seconds", _FOR_EVER))
         total = reader.count()
-        order = [index for index in range(total) if index not in last and index not in skip]
-        order += [index for index in last if index < total]
+        skip, first = wanted.get("skip", []), wanted.get("first", [])
+        order = [index for index in wanted.get("only", range(total)) if index < total and index not in skip]
+        order.sort(key=lambda index: index not in first)
         while self._changed:
             reader.mig_changed(self._changed.pop())
-        firsts = []
+        firsts: list[dict[str, Any]] = []
         for index in order:
+            if firsts and time.monotonic() >= end:
+                break
             send({"begin": index})
+            pen.index = index
             rows = reader.device(index)
+            pen.index = NO_DEVICE
             firsts.append(rows[0])
             for row in rows:
                 send({"device": row})
         if all_unknown(firsts):
             raise Error(UNKNOWN)
-        send({"end": {"count": total, **reader.system()}})
-        self._watcher.watch(
-            frozenset(row["index"] for row in firsts if row["up"] and not row.get("suspended"))
-        )
+        send({"end": {"count": total, "left": order[len(firsts) :], **reader.system()}})
+        pen.rest()
+        if "only" not in wanted:
+            self._watcher.watch(
+                frozenset(row["index"] for row in firsts if row["up"] and not row.get("suspended"))
+            )
 
     def release(self) -> None:
         """Give everything back to the driver."""
@@ -117,15 +131,24 @@ class Session:
         self._frames.send({"event": event})
 
 
+def _left_alone(requests: BinaryIO) -> bool:
+    """Whether the parent died before its death would have been told."""
+    poll = select.poll()
+    poll.register(requests, 0)
+    return bool(poll.poll(0))
+
+
 def main(argv: list[str], requests: BinaryIO, out: BinaryIO) -> int:
     """Serve requests until the parent closes its end."""
     # The parent may be killed while this process is stuck in the driver.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _left_alone(requests):
+        return 1
     settings: dict[str, str] = json.loads(argv[0]) if argv else {}
-    frames = Frames(out)
+    frames = Sender(out)
     places = Places(**{name: settings[name] for name in ("sysfs", "procfs", "cgroups") if name in settings})
     try:
-        library = Library(settings.get("library", ""))
+        library = Library(settings.get("library", ""), Pen(int(argv[1])) if len(argv) > 1 else None)
         session = Session(library, settings.get("tier", FABRIC), places, frames)
     except LibraryError as err:
         frames.fail(LIBRARY_NOT_FOUND, str(err))
@@ -133,6 +156,7 @@ def main(argv: list[str], requests: BinaryIO, out: BinaryIO) -> int:
     except Error as err:
         frames.fail(err.code)
         return 1
+    library.pen.rest()
     frames.send({"ready": True})
     for line in requests:
         wanted = json.loads(line)
@@ -141,7 +165,7 @@ def main(argv: list[str], requests: BinaryIO, out: BinaryIO) -> int:
             frames.send({"released": True})
             return 0
         try:
-            session.cycle(wanted.get("last", []), wanted.get("skip", []))
+            session.cycle(wanted)
         except Error as err:
             frames.fail(err.code)
             return 1
