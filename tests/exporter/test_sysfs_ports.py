@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from tocsin_exporter.attribution import Attribution, HeldPort, Published
+from tocsin_exporter.collectors.fabric import FabricCollector
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.sysfs import distance, read_ports
+from tocsin_exporter.sources.sysfs import Expectation, FabricSource, distance, read_ports
 
 STATE = {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
 
@@ -141,6 +145,95 @@ def test_a_port_that_is_down_is_not_active(tmp_path: Path) -> None:
     (here / "state").write_text("2: INIT\n")
 
     assert [False] == [port.active for port in read_ports(tmp_path, ErrorCounter())]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("local_link_integrity_errors", 15),
+        ("excessive_buffer_overrun_errors", 15),
+        ("link_downed", 255),
+        ("link_error_recovery", 255),
+        ("symbol_error", 65535),
+        ("port_xmit_discards", 65535),
+        ("port_xmit_wait", 4294967295),
+        ("port_rcv_data", 4294967295),
+    ],
+)
+def test_a_counter_that_has_stopped_is_told(tmp_path: Path, name: str, most: int) -> None:
+    """At the highest value of its width a counter stops; below, or beyond in a wider one, it counts."""
+    here = tree(tmp_path, counters={})
+    seen = []
+    for value in (0, most - 1, most, most + 1):
+        (here / "counters" / name).write_text(f"{value}\n")
+        seen += [port.saturated for port in read_ports(tmp_path, ErrorCounter())]
+
+    assert [{name: False}, {name: False}, {name: True}, {name: False}] == seen
+
+
+def test_a_counter_that_is_not_read_is_not_said_to_count(tmp_path: Path) -> None:
+    """What has no value has no flag, and the counters of hw_counters/ have no width that is known."""
+    tree(tmp_path, counters={"symbol_error": "N/A (no PMA)"}, hw={"packet_seq_err": "65535"})
+
+    assert [{}] == [port.saturated for port in read_ports(tmp_path, ErrorCounter())]
+
+
+WEEK = 7 * 86400.0
+
+
+@pytest.mark.parametrize(
+    ("states", "words", "expected"),
+    [
+        pytest.param([(0.0, False)], 0, False, id="never up: a spare, management or unprovisioned port"),
+        pytest.param([(0.0, False)], 8192, False, id="a few management packets"),
+        pytest.param([(0.0, True)], 0, True, id="up"),
+        pytest.param([(0.0, True), (60.0, False)], 0, True, id="up before, down now"),
+        pytest.param([(0.0, False)], 1 << 28, True, id="down since before the start, with a job's traffic"),
+        pytest.param([(0.0, True), (1.0, False), (WEEK + 2.0, False)], 1 << 28, False, id="taken out of use"),
+        pytest.param([(0.0, True), (WEEK + 2.0, False), (WEEK + 3.0, True)], 0, True, id="back in use"),
+        pytest.param([(0.0, None)], 0, False, id="a state that is not told"),
+    ],
+)  # fmt: skip
+def test_a_port_is_expected_by_evidence(
+    tmp_path: Path, states: list[tuple[float, bool | None]], words: int, expected: bool
+) -> None:
+    """A port that was in use is missed when it is down; one that never was is down by design."""
+    here = tree(tmp_path, counters={"port_rcv_data": str(words), "port_xmit_data": "0"})
+    judge = Expectation()
+    for now, active in states:
+        (here / "state").write_text({True: "4: ACTIVE", False: "1: DOWN", None: "?"}[active] + "\n")
+        (port,) = judge.judge(read_ports(tmp_path, ErrorCounter()), now)
+
+    assert expected is port.expected
+
+
+@dataclass
+class Held:
+    """The one job that holds the ports."""
+
+    ports: tuple[HeldPort, ...]
+
+    def published(self) -> Published:
+        """Return what attribution would have published."""
+        return Published(ports=self.ports)
+
+
+def test_an_unused_port_that_is_down_is_no_finding_about_a_job(tmp_path: Path) -> None:
+    """A job near a spare port gets no port that is down; near one that was in use and went down it does."""
+    for device, words in (("mlx5_0", 1 << 28), ("mlx5_1", 0)):
+        here = tree(tmp_path, counters={"port_rcv_data": str(words)}, device=device)
+        (here / "state").write_text("1: DOWN\n")
+    source = FabricSource(tmp_path, 5.0, 60.0, ErrorCounter())
+    source.read_once()
+    held = Held(tuple(HeldPort(f"mlx5_{at}/1", "slurm/1", True, True, {}) for at in range(2)))
+    samples = list(FabricCollector(source, cast(Attribution, held)).collect())
+
+    assert [(("mlx5_0/1", "slurm/1"), 0.0)] == [
+        (sample.labels, sample.value) for sample in samples if sample.family == "tocsin_job_port_active"
+    ]
+    assert {("mlx5_0/1",): 1, ("mlx5_1/1",): 0} == {
+        sample.labels: sample.value for sample in samples if sample.family == "tocsin_fabric_port_expected"
+    }
 
 
 @pytest.mark.parametrize(

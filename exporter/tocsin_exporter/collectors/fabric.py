@@ -27,7 +27,9 @@ class FabricCollector:
         ports, error = self._source.latest.read()
         active: dict[str, bool | None] = {}
         for port in ports or ():
-            active[port.name] = port.active
+            # That an unused port is down is no finding about a job whose GPUs happen to be near.
+            active[port.name] = port.active if port.expected else None
+            yield Sample("tocsin_fabric_port_expected", (port.name,), int(port.expected))
             yield Sample(
                 "tocsin_fabric_port_info", (port.name, port.link_layer, port.hca_type, port.firmware), 1
             )
@@ -37,6 +39,8 @@ class FabricCollector:
                 yield Sample("tocsin_fabric_port_rate_bytes_per_second", (port.name,), port.rate)
             for (quantity, more), value in port.counters.items():
                 yield Sample(f"tocsin_fabric_{quantity}", (port.name, *more), value)
+            for counter, stopped in port.saturated.items():
+                yield Sample("tocsin_fabric_counter_saturated", (port.name, counter), int(stopped))
         for held in self._attribution.published().ports:
             state = active.get(held.port)
             if held.active and state is not None:

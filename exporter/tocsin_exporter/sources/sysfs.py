@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tocsin_exporter.errors import SourceError
@@ -16,6 +17,8 @@ __all__ = [
     "BDF",
     "ERROR_COUNTERS",
     "HW_ERROR_COUNTERS",
+    "SATURATION",
+    "Expectation",
     "FabricSource",
     "Port",
     "distance",
@@ -41,6 +44,26 @@ HW_ERROR_COUNTERS = (
     "resp_remote_access_errors", "resp_local_length_error", "rp_cnp_ignored", "roce_adp_retrans",
     "roce_adp_retrans_to", "roce_slow_restart", "rx_icrc_encapsulated",
 )  # fmt: skip
+# Where a counter of counters/ stops: it neither wraps nor grows any more, so its rate is blind.
+# The widths are those of the port's own counters (InfiniBand Architecture Specification, PortCounters); the
+# traffic counters stop only in hardware without the extended ones.
+SATURATION = {
+    **dict.fromkeys(("local_link_integrity_errors", "excessive_buffer_overrun_errors"), 2**4 - 1),
+    **dict.fromkeys(
+        ("link_error_recovery", "link_downed", "port_xmit_constraint_errors", "port_rcv_constraint_errors"),
+        2**8 - 1,
+    ),
+    **dict.fromkeys(
+        ("symbol_error", "port_rcv_errors", "port_rcv_remote_physical_errors", "port_rcv_switch_relay_errors",
+         "port_xmit_discards", "VL15_dropped"),
+        2**16 - 1,
+    ),
+    **dict.fromkeys(("port_xmit_wait", "port_rcv_data", "port_xmit_data"), 2**32 - 1),
+}  # fmt: skip
+# What management packets alone do not reach in years, and a job in a second.
+_IN_USE_BYTES = 1 << 30
+# A port that was taken out of use is not asked for for ever.
+_EXPECT_SECONDS = 7 * 86400.0
 _MAX_PORTS = 64
 _STATE = re.compile(r"^([0-9]): ")
 _ACTIVE = "4"
@@ -59,6 +82,8 @@ class Port:
     """
     One port at one reading. ``counters`` are keyed by quantity and kernel file name in base
     units; what could not be read is absent. ``pci_path`` runs from the root to the device.
+    ``saturated`` says by kernel file name whether a counter has stopped at its highest value,
+    ``expected`` whether the port is in use: one that never was is down by design.
     """
 
     name: str
@@ -71,6 +96,8 @@ class Port:
     counters: Mapping[tuple[str, tuple[str, ...]], float]
     pci_path: tuple[str, ...] = ()
     numa_node: int = -1
+    saturated: Mapping[str, bool] = field(default_factory=dict)
+    expected: bool = True
 
 
 def read_ports(sysfs: Path, errors: ErrorCounter) -> tuple[Port, ...]:
@@ -120,11 +147,15 @@ def _count(path: Path, errors: ErrorCounter) -> float | None:
 def _port(base: Path, device: str, number: str, errors: ErrorCounter) -> Port:
     here = base / "ports" / number
     counters: dict[tuple[str, tuple[str, ...]], float] = {}
+    saturated: dict[str, bool] = {}
 
     def put(quantity: str, labels: tuple[str, ...], path: Path, scale: float = 1.0) -> None:
         value = _count(path, errors)
-        if value is not None:
-            counters[(quantity, labels)] = value * scale
+        if value is None:
+            return
+        counters[(quantity, labels)] = value * scale
+        if (most := SATURATION.get(path.name)) is not None:
+            saturated[path.name] = value == most
 
     put("receive_bytes_total", (), here / "counters/port_rcv_data", _WORD)
     put("transmit_bytes_total", (), here / "counters/port_xmit_data", _WORD)
@@ -151,7 +182,37 @@ def _port(base: Path, device: str, number: str, errors: ErrorCounter) -> Port:
         counters=counters,
         pci_path=pci_path(base / "device"),
         numa_node=int(numa) if re.match(r"^-?\d+$", numa) else -1,
+        saturated=saturated,
     )
+
+
+class Expectation:
+    """
+    Which ports are in use, by evidence: those seen active, and those that have carried the data of a job.
+
+    A port that then stays down for a week is no longer asked for. Nothing is kept over a restart of the
+    exporter, but the counters of the port are: they go on until the driver is loaded anew.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+
+    def judge(self, ports: tuple[Port, ...], now: float) -> tuple[Port, ...]:
+        """Return *ports* with ``expected`` as of *now* (a clock that never goes back)."""
+        for port in ports:
+            carried = max(
+                port.counters.get((name, ()), 0.0) for name in ("receive_bytes_total", "transmit_bytes_total")
+            )
+            if port.active or (port.name not in self._seen and carried >= _IN_USE_BYTES):
+                self._seen[port.name] = now
+        here = {port.name for port in ports}
+        for name in self._seen.keys() - here:
+            if now - self._seen[name] > _EXPECT_SECONDS:
+                del self._seen[name]
+        return tuple(
+            replace(port, expected=now - self._seen.get(port.name, float("-inf")) <= _EXPECT_SECONDS)
+            for port in ports
+        )
 
 
 def pci_path(device: Path | str) -> tuple[str, ...]:
@@ -198,9 +259,19 @@ def distance(one: tuple[tuple[str, ...], int], other: tuple[tuple[str, ...], int
 class FabricSource(PollingSource[tuple[Port, ...]]):
     """Reads all ports every interval."""
 
-    def __init__(self, sysfs: Path, interval: float, max_age: float, errors: ErrorCounter) -> None:
+    def __init__(
+        self,
+        sysfs: Path,
+        interval: float,
+        max_age: float,
+        errors: ErrorCounter,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__("sysfs", interval, max_age, errors)
         self._sysfs = sysfs
+        self._clock = clock
+        self._expectation = Expectation()
 
     def read(self) -> tuple[Port, ...]:
-        return read_ports(self._sysfs, self._errors)
+        return self._expectation.judge(read_ports(self._sysfs, self._errors), self._clock())
