@@ -96,7 +96,7 @@ API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t handle, nvml
         if (found < room) {
             list->details[found] = (nvmlProcessDetail_t){.pid = (unsigned)process->pid,
                                                          .usedGpuMemory = process->memory_bytes,
-                                                         .usedGpuCcProtectedMemory = ~0ull};
+                                                         .usedGpuCcProtectedMemory = 0};
             instance_ids(device, process, &list->details[found].gpuInstanceId, &list->details[found].computeInstanceId);
         }
         found++;

@@ -1,7 +1,7 @@
 """What can go wrong in a simulated driver: each function writes one cause into a node's shared memory.
 
-``devices`` is the node's ``devices.shm``; ``gpu`` an index in the node's own list, where a removed GPU keeps its
-number.
+``devices`` is the node's ``devices.shm``; ``gpu`` an index in the node's own list, where a removed GPU keeps
+its number.
 The libraries that have the node mapped see it at their next call.
 """
 
@@ -147,7 +147,7 @@ def hang_init(devices: Path, stuck: bool = True) -> None:
 
 
 def fail_init(devices: Path, code: int) -> None:
-    """``nvmlInit`` returns this nvmlReturn: 4 no permission, 9 no driver, 18 version mismatch; 0: it works."""
+    """``nvmlInit`` returns this nvmlReturn: 4 no permission, 9 no driver, 18 version mismatch; 0: works."""
     with _state(devices) as state:
         state.init_code = code
 
@@ -256,7 +256,7 @@ def fail_call(
     scope: int | None = None,
     whole: bool = False,
 ) -> None:
-    """The call returns ``code``; with a field that field does, or, when ``whole``, the batch that asks for it."""
+    """The call returns ``code``; with a field that field does, or, if ``whole``, the batch with it."""
     _rule(devices, Rule.BATCH if whole else Rule.ERROR, call, gpu, field, scope, code, 0)
 
 
