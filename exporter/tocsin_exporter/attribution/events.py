@@ -44,7 +44,7 @@ class Record:
     Equal events of one moment. ``time`` is steady, ``wall`` the kernel time as a Unix time.
 
     ``instance`` is the MIG instance that the record names (``gi`` or ``gi/ci``), or "". ``given`` are the
-    holders that have counted it.
+    holders that have counted it, ``board`` is the GPU that was at the address then.
     """
 
     address: str
@@ -55,6 +55,7 @@ class Record:
     wall: float
     count: int
     given: set[tuple[str, str]] = field(default_factory=set)
+    board: str = ""
 
     def moment(self) -> tuple[str, str, str, str, int]:
         """Return what equal events share."""
@@ -108,7 +109,9 @@ class Events:
         waiting, self._waiting = self._waiting, {}
         changed = False
         for moment, record in waiting.items():
-            if self._devices.whole_at(record.address) is not None:
+            whole = self._devices.whole_at(record.address)
+            if whole is not None:
+                record.board = whole.subject
                 self._give(record)
                 changed = True
             elif now - record.time < _WAIT_SECONDS:
@@ -130,6 +133,9 @@ class Events:
                 _count(record, holding)
 
     def _parts(self, record: Record) -> Iterable[Entry]:
+        whole = self._devices.whole_at(record.address)
+        if whole is None or whole.subject != record.board:
+            return ()
         return self._devices.parts_at(record.address, record.instance)
 
     def _in_gap(self, record: Record) -> bool:
@@ -193,12 +199,12 @@ def _count(record: Record, holding: Holding) -> None:
 def _row(record: Record) -> list[Any]:
     return [
         record.address, record.instance, record.kind, record.cls, record.time, record.wall, record.count,
-        [list(pair) for pair in sorted(record.given)],
+        [list(pair) for pair in sorted(record.given)], record.board,
     ]  # fmt: skip
 
 
 def _record(row: Any) -> Record:
-    address, instance, kind, cls, time, wall, count, given = row
+    address, instance, kind, cls, time, wall, count, given, board = row
     return Record(
         text(address),
         text(instance),
@@ -208,4 +214,5 @@ def _record(row: Any) -> Record:
         number(wall),
         int(number(count)),
         {(text(subject), text(job)) for subject, job in given[:256]},
+        text(board),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tocsin_exporter.attribution.devices import Entry
@@ -131,11 +130,15 @@ class Finder:
 
 
 class _Names:
-    """The devices of a reading by index, by UUID or its beginning, and by a MIG instance's two names."""
+    """The devices of a reading by index, device file, UUID or its beginning, and MIG's two kinds of name."""
 
-    def __init__(self, devices: Iterable[tuple[Entry, Device]]) -> None:
+    def __init__(self, devices: list[tuple[Entry, Device]]) -> None:
         self._whole = [entry for entry, _ in devices if not entry.mig]
         self._parts = [entry for entry, _ in devices if entry.mig]
+        # Where the driver does not tell the device files, they are numbered as it numbers the devices.
+        self._minors = {
+            entry.subject: device.info.get("minor") or entry.gpu for entry, device in devices if not entry.mig
+        }
 
     def find(self, name: str) -> str | None:
         if name.startswith("MIG-GPU-"):
@@ -146,6 +149,9 @@ class _Names:
             hits = [entry for entry in self._parts if entry.uuid.startswith(name)]
         elif name.startswith("GPU-"):
             hits = [entry for entry in self._whole if entry.uuid.startswith(name)]
+        elif name.startswith("minor:"):
+            number = name.removeprefix("minor:")
+            hits = [entry for entry in self._whole if self._minors[entry.subject] == number]
         else:
             hits = [entry for entry in self._whole if entry.gpu == name]
         return hits[0].subject if len(hits) == 1 else None

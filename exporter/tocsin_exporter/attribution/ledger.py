@@ -51,6 +51,8 @@ _SETTLE_SECONDS = 3.0
 # A driver that does not answer by then says nothing of who is gone; the living jobs do.
 _SETTLE_WITHOUT_SECONDS = 60.0
 _SAVE_SECONDS = 60.0
+# A write that takes longer is hung, and what is counted is served without it.
+_PATIENCE = 5.0
 
 
 class Attribution:
@@ -67,6 +69,7 @@ class Attribution:
         sysfs: Path = Path("/sys"),
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        patience: float = _PATIENCE,
     ) -> None:
         self._errors = errors
         self._boot_id = boot_id
@@ -83,7 +86,7 @@ class Attribution:
         self.cursor = -1
         self._sysfs = sysfs
         self._clear()
-        self._writer = Writer(state, self._state, self._written, errors)
+        self._writer = Writer(state, self._state, self._written, errors, patience)
         self._restore(state)
 
     def _clear(self) -> None:

@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 _SHARE = 9.0
 _LONGEST_PAUSE = 2.0
 _RETRY_SECONDS = 5.0
-# By then a write counts as hung, and what is counted is served without it.
-_PATIENCE = 5.0
 
 
 class Writer:
@@ -28,7 +26,7 @@ class Writer:
     Writes what *collect* returns whenever `mark` was called, and calls *written* after each success.
 
     One write runs at a time; marks that come meanwhile share the next one. A failed write is tried again
-    until it succeeds.
+    until it succeeds. One that takes more than *patience* seconds counts as hung.
     """
 
     def __init__(
@@ -37,8 +35,10 @@ class Writer:
         collect: Callable[[], dict[str, Any]],
         written: Callable[[], None],
         errors: ErrorCounter,
+        patience: float,
     ) -> None:
         self._state = state
+        self._patience = patience
         self._collect = collect
         self._written = written
         self._errors = errors
@@ -82,7 +82,7 @@ class Writer:
         with self._cond:
             if self._wanted == self._done:
                 return False
-            return bool(self._failing) or time.monotonic() - self._since > _PATIENCE
+            return bool(self._failing) or time.monotonic() - self._since > self._patience
 
     def flush(self, timeout: float) -> bool:
         """Write now rather than after a pause; return whether everything is on the disk and told."""

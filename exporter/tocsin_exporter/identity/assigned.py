@@ -22,7 +22,8 @@ class Assignment:
     Devices that a job's process was given.
 
     ``rank`` is "" unless they were given to that rank alone. ``devices`` are NVML indices as text, UUIDs
-    (also their beginnings, as CUDA takes them) or MIG UUIDs in either of their forms.
+    (also their beginnings, as CUDA takes them), MIG UUIDs in either of their forms, or ``minor:<n>`` for the
+    number of a device file, which is what Slurm counts by.
     """
 
     pid: int
@@ -54,7 +55,8 @@ def assigned_devices(facts: Facts, verdict: Verdict, by_uuid: Mapping[str, int])
         for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
             entries = _entries(facts.environ.get(name, ""))
             if entries:
-                return entries if all(_INDEX.match(entry) for entry in entries) else ()
+                numbered = all(_INDEX.match(entry) for entry in entries)
+                return tuple(f"minor:{int(entry)}" for entry in entries) if numbered else ()
     entries = _entries(facts.environ.get("NVIDIA_VISIBLE_DEVICES", ""))
     # Numbers and "all" stand in images and templates too; a UUID is written by who allocates.
     return entries if entries and all(_named(entry) for entry in entries) else ()
