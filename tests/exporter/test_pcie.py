@@ -265,9 +265,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.complaint(31)
 @pytest.mark.parametrize("status", ["suspended", "suspending", "resuming"])
 def test_a_suspended_gpu_is_left_asleep(tmp_path: Path, opened: list[str], status: str) -> None:
-    """Polling wakes no idle GPU: of a suspended one no file is opened that the kernel answers from the device."""
+    """
+    Polling wakes no idle GPU: of a suspended one no file is opened that the kernel answers from the device.
+
+    henrygd/beszel#1522; NVIDIA/k8s-device-plugin#110.
+    """
     slot(tmp_path, {**aer(RxErr=3), "config": "x"}, status=status)
     found = read(tmp_path)
     row = found[GPU_AT]

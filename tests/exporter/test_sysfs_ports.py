@@ -147,6 +147,7 @@ def test_a_port_that_is_down_is_not_active(tmp_path: Path) -> None:
     assert [False] == [port.active for port in read_ports(tmp_path, ErrorCounter())]
 
 
+@pytest.mark.complaint(25)
 @pytest.mark.parametrize(
     ("name", "most"),
     [
@@ -161,7 +162,11 @@ def test_a_port_that_is_down_is_not_active(tmp_path: Path) -> None:
     ],
 )
 def test_a_counter_that_has_stopped_is_told(tmp_path: Path, name: str, most: int) -> None:
-    """At the highest value of its width a counter stops; below, or beyond in a wider one, it counts."""
+    """
+    At the highest value of its width a counter stops; below, or beyond in a wider one, it counts.
+
+    leptonai/gpud#943: a rule that waits for an increase is blind from there on.
+    """
     here = tree(tmp_path, counters={})
     seen = []
     for value in (0, most - 1, most, most + 1):
@@ -181,6 +186,7 @@ def test_a_counter_that_is_not_read_is_not_said_to_count(tmp_path: Path) -> None
 WEEK = 7 * 86400.0
 
 
+@pytest.mark.complaint(26)
 @pytest.mark.parametrize(
     ("states", "words", "expected"),
     [
@@ -197,7 +203,11 @@ WEEK = 7 * 86400.0
 def test_a_port_is_expected_by_evidence(
     tmp_path: Path, states: list[tuple[float, bool | None]], words: int, expected: bool
 ) -> None:
-    """A port that was in use is missed when it is down; one that never was is down by design."""
+    """
+    A port that was in use is missed when it is down; one that never was is down by design.
+
+    NVIDIA/NVSentinel#1361, #1529, #1716, #1488, #458; leptonai/gpud#1247.
+    """
     here = tree(tmp_path, counters={"port_rcv_data": str(words), "port_xmit_data": "0"})
     judge = Expectation()
     for now, active in states:
