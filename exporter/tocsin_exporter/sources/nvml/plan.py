@@ -217,7 +217,9 @@ class Plan:
         self._active_rows = [] if self._blank(rows) else rows
 
     def _blank(self, rows: list[Value]) -> bool:
-        """Whether the activity is lost: nothing but zeros while the driver saw kernels run."""
+        """Whether the activity is lost: no cycle since the boot, or nothing but zeros while kernels ran."""
+        if any(name == "sm_cycles_total" and value == 0 for name, _, value in rows):
+            return True
         ratios = [value for name, _, value in rows if name.endswith("_ratio")]
         busy = any(name == "utilization_ratio" and value > 0 for name, _, value in self._rows.get(0.0, ()))
         return busy and bool(ratios) and not any(ratios)
