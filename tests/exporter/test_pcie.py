@@ -82,6 +82,15 @@ def test_the_total_is_the_kernels_and_not_a_sum(tmp_path: Path) -> None:
     assert 5 == read(tmp_path)[GPU_AT].errors["corrected"]
 
 
+def test_an_error_without_a_name_goes_by_its_bit(tmp_path: Path) -> None:
+    """The kernel prints the bit of an error that it has no name for, and only once it has happened."""
+    slot(tmp_path, {"aer_dev_correctable": "RxErr 0\ndev_cor_errs_bit[4] 2\nTOTAL_ERR_COR 2"})
+    errors = ErrorCounter()
+
+    assert {("corrected", "dev_cor_errs_bit[4]"): 2} == read(tmp_path, errors)[GPU_AT].named
+    assert {} == errors.counts()
+
+
 def test_a_gpu_right_below_a_root_port(tmp_path: Path) -> None:
     """Without a switch the root port is the link's other end."""
     slot(tmp_path)
@@ -450,7 +459,7 @@ def test_more_names_than_a_severity_has_are_cut(tmp_path: Path) -> None:
     slot(tmp_path, {"aer_dev_fatal": "\n".join(f"Name{at} 1" for at in range(300))})
     errors = ErrorCounter()
 
-    assert 32 == len(read(tmp_path, errors)[GPU_AT].named)
+    assert 33 == len(read(tmp_path, errors)[GPU_AT].named)
     assert {("pcie", "aer_dev_fatal"): 1} == errors.counts()
 
 

@@ -37,10 +37,10 @@ _WIDTHS = frozenset((1, 2, 4, 8, 12, 16, 32))
 # All bits of the field set: nothing answers at this address.
 _GONE_WIDTH = "63"
 _ASLEEP = frozenset(("suspended", "suspending", "resuming"))
-# The kernel's lines are far shorter; 18 names of a severity are in use.
-_AER_LINE = re.compile(r"^([A-Za-z0-9_]{1,32}) ([0-9]{1,20})$")
+# Errors that the kernel has no name for are told by their bit: dev_cor_errs_bit[4]. A severity has at most 32.
+_AER_LINE = re.compile(r"^([A-Za-z0-9_]{1,32}(?:\[[0-9]{1,2}\])?) ([0-9]{1,20})$")
 _COUNT = re.compile(r"^[0-9]{1,20}$")
-_MOST_NAMES = 32
+_MOST_NAMES = 33
 _FILE_BYTES = 4096
 
 _MOST_SCANNED = 4096
