@@ -37,7 +37,7 @@ _WIDTHS = frozenset((1, 2, 4, 8, 12, 16, 32))
 # All bits of the field set: nothing answers at this address.
 _GONE_WIDTH = "63"
 _ASLEEP = frozenset(("suspended", "suspending", "resuming"))
-# Errors that the kernel has no name for are told by their bit: dev_cor_errs_bit[4]. A severity has at most 32.
+# An error that the kernel has no name for goes by its bit: dev_cor_errs_bit[4]. A severity has at most 32.
 _AER_LINE = re.compile(r"^([A-Za-z0-9_]{1,32}(?:\[[0-9]{1,2}\])?) ([0-9]{1,20})$")
 _COUNT = re.compile(r"^[0-9]{1,20}$")
 _MOST_NAMES = 33
