@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tocsin_exporter.sources.nvml.calls import GONE, SESSION, SUCCESS, Error, Library
+from tocsin_exporter.sources.nvml.values import BLANKS
 
 __all__ = ["Answer", "Batch"]
 
@@ -65,7 +66,8 @@ class Batch:
         for *_, kind, result, value in _RECORD.iter_unpack(self._buffer.raw):
             if result != SUCCESS:
                 answers.append((result, 0.0))
-            elif kind in (2, 3):
+            elif kind in (2, 3) or value in BLANKS:
+                # A blank fills the whole value, whatever width the field has.
                 answers.append((SUCCESS, value))
             elif kind in _FORMS:
                 answers.append((SUCCESS, _FORMS[kind].unpack(_WHOLE.pack(value))[0]))

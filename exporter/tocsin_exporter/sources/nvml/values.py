@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 from tocsin_exporter.sources.nvml.reads import Quantity, Read
 
-__all__ = ["BlankError", "GarbageError", "Target", "Value"]
+__all__ = ["BLANKS", "BlankError", "GarbageError", "Target", "Value"]
 
 # Quantity, values of its further labels, number in base units.
 Value = tuple[str, tuple[str, ...], float]
 
 # What the driver hands out for "no value": NVML_VALUE_NOT_AVAILABLE is -1 in each width,
 # the others are the blanks of the management library that is built on it.
-_BLANKS = frozenset(
+BLANKS = frozenset(
     {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFFF, 140737488355328.0}
     | {0x7FFFFFF0 + n for n in range(1, 4)}
     | {0x7FFFFFFFFFFFFFF0 + n for n in range(1, 4)}
@@ -158,7 +158,7 @@ class Target:
 
     def rows(self, raw: float, now: float, unit: str = "") -> list[Value]:
         """Return the rows of the driver's number *raw*; *unit* is what the metric itself states."""
-        if raw in _BLANKS:
+        if raw in BLANKS:
             raise BlankError
         if raw != raw or math.isinf(raw):
             raise GarbageError

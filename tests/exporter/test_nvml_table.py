@@ -1,0 +1,115 @@
+"""The table of quantities and the structures, held against nvidia-ml-py, which knows nvml.h."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import re
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from tocsin_exporter.sources.nvml import structures
+from tocsin_exporter.sources.nvml.calls import ERRORS
+from tocsin_exporter.sources.nvml.driver_events import EVENT_TYPES
+from tocsin_exporter.sources.nvml.quantities import QUANTITIES
+from tocsin_exporter.sources.nvml.reads import CALL, FIELD, GPM, OWN, TIERS, Quantity
+from tocsin_exporter.sources.nvml.throttle import THROTTLE_REASONS
+
+ROWS = tuple(QUANTITIES.values())
+READS = tuple((row, read) for row in ROWS for read in row.reads)
+NVIDIA = Path(inspect.getfile(pynvml)).read_text()
+SOURCES = "".join(path.read_text() for path in Path(inspect.getfile(structures)).parent.glob("*.py"))
+# Answers without meaning on Hopper, deprecated fields.
+NEVER_FIELDS = {*range(32, 74), *range(84, 91), *range(96, 138), 205, 216, 217, 218, 226, 227}
+# 20 ms each; seconds; an attestation is no measurement.
+NEVER_CALLS = ("GetPcieThroughput", "ValidateInforom", "AttestationReport")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_row(row: Quantity) -> None:
+    """A counter is called so, a tier and a rhythm exist, and there is a way to read it."""
+    assert row.counter == row.name.endswith("_total")
+    assert row.tier in TIERS
+    assert row.every in (0.0, 30.0, 60.0, 600.0)
+    assert row.reads
+    assert row.source or all(read.kind == OWN for read in row.reads)
+    assert all(0 <= read.since <= read.until for read in row.reads)
+    if row.event or row.timed:
+        assert row.counter
+        assert row.held
+    if row.held:
+        assert not {"link", "pid", "lane"} & set(row.labels), "too many per holder"
+
+
+def test_each_field_is_the_one_that_it_is_called_after() -> None:
+    """Numbers and names of fields and activity metrics belong together, as nvml.h has them."""
+    for row, read in READS:
+        if read.kind == FIELD:
+            known = getattr(pynvml, f"NVML_FI_DEV_{read.name}", getattr(pynvml, f"NVML_FI_{read.name}", None))
+            assert read.number == known, row.name
+        elif read.kind == GPM:
+            assert read.number == getattr(pynvml, f"NVML_GPM_METRIC_{read.name}"), row.name
+
+
+def test_each_function_exists() -> None:
+    """Every function that is called is one of NVML's."""
+    called = {read.name.partition("/")[0] for _, read in READS if read.kind == CALL}
+    for name in called | set(re.findall(r'"(nvml[A-Z]\w+)(?:/\d)?"', SOURCES)):
+        assert hasattr(pynvml, name.removesuffix("_v2")) or f'"{name}"' in NVIDIA, name
+
+
+def test_what_must_never_be_read_is_not() -> None:
+    """No field that answers 0 without counting, none that is deprecated, and no call that blocks for long."""
+    assert set() == NEVER_FIELDS & {read.number for _, read in READS if read.kind == FIELD}
+    assert not [read.name for _, read in READS if read.kind == CALL and read.name.endswith(NEVER_CALLS)]
+
+
+def test_a_question_is_asked_once() -> None:
+    """No two series are the same question with the same labels."""
+    seen: set[object] = set()
+    for row, read in READS:
+        key = (row.name, read)
+        assert key not in seen, row.name
+        seen.add(key)
+
+
+def test_labels_of_reads_fit_their_quantity() -> None:
+    """Labels of a read, its link and its state together are as many as the quantity has."""
+    for row, read in READS:
+        if read.kind != OWN:
+            link = bool(read.per) and read.kind != GPM
+            assert len(row.labels) == len(read.labels) + link + bool(read.states), row.name
+
+
+@pytest.mark.parametrize(
+    ("ours", "name"), structures.STRUCTURES.items(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_structures_are_laid_out_as_nvml_has_them(ours: type[ctypes.Structure], name: str) -> None:
+    """Each member lies where the library writes it, and the size in the version word is right."""
+    theirs = getattr(pynvml, name)
+
+    assert ctypes.sizeof(theirs) == ctypes.sizeof(ours)
+    for member, *_ in theirs._fields_:
+        if hasattr(ours, member):
+            assert getattr(theirs, member).offset == getattr(ours, member).offset, member
+            assert getattr(theirs, member).size == getattr(ours, member).size, member
+    # Those that we spell out have the same members; the others are handled as a whole.
+    if ours not in (structures.FieldValue, structures.GpmMetric, structures.BankRemaps):
+        assert [row[0] for row in theirs._fields_] == [row[0] for row in ours._fields_]
+
+
+def test_errors_and_events_are_nvmls() -> None:
+    """Numbers of errors, events and clock reasons are those of nvml.h."""
+    codes = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+    events = {
+        value for name, value in vars(pynvml).items() if name.startswith(("nvmlEventType", "nvmlEventMig"))
+    }
+    reasons = {value for name, value in vars(pynvml).items() if name.startswith("nvmlClocksEventReason")}
+
+    for number, text in ERRORS.items():
+        if number:
+            assert codes[number] == f"NVML_ERROR_{text.upper()}"
+    assert set(EVENT_TYPES) <= events
+    assert set(THROTTLE_REASONS.values()) <= reasons
