@@ -56,7 +56,11 @@ def parser() -> argparse.ArgumentParser:
     inject.add_argument("--reason", help="throttle: thermal, power_brake or sw_power_cap")
     inject.add_argument("--signal", type=int, help="rank_exit: the signal")
     inject.add_argument("--exit-code", type=int, help="rank_exit: the exit status")
-    inject.add_argument("--code", type=int, help="xid: the code")
+    inject.add_argument("--code", type=int, help="the Xid, or what a call returns: see --list")
+    inject.add_argument("--what", help="which form of the fault: see --list")
+    inject.add_argument("--link", type=int, help="the NVLink that it hits")
+    inject.add_argument("--field", type=int, help="the NVML field value that it hits")
+    inject.add_argument("--call", help="the NVML function that it hits")
     inject.add_argument("--for", dest="duration", help="take it away again after this time, e.g. 90s")
 
     live = commands.add_parser("live", help="play a scenario for real and score the verdict")

@@ -5,18 +5,19 @@ What is slow is a *device*: moving the rank away cures it, and the next job on t
 
 from __future__ import annotations
 
-import math
 import os
 import signal as signals
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tocsin_lab import faults_driver
 from tocsin_lab.errors import TargetError
+from tocsin_lab.fault_model import Kind, Target, number, on_devices, whole
 from tocsin_lab.job.spec import JobPaths, JobRecord, jobs_of, load_record
-from tocsin_lab.sim import kmsg
+from tocsin_lab.sim import kmsg, trouble
 from tocsin_lab.sim.layout import Job, Node
 from tocsin_lab.sim.node import NodePaths, gpus_of, nodes_of
 
@@ -26,20 +27,6 @@ __all__ = ["KINDS", "Kind", "active", "clear", "inject"]
 _SW_POWER_CAP, _HW_SLOWDOWN, _SW_THERMAL, _HW_THERMAL, _HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
 _REASONS = ("thermal", "power_brake", "sw_power_cap")
 _HEAT_CELSIUS = 30.0
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of fault: what it hits, its fields with their defaults, and whether it can be taken away."""
-
-    target: str  # device, rank, node or job
-    text: str
-    defaults: dict[str, Any]
-    clearable: bool = True
-
-    def __str__(self) -> str:
-        known = ", ".join(f"{name} {value}" for name, value in self.defaults.items())
-        return f"{self.text} (hits a {self.target}{'; default ' + known if known else ''})"
 
 
 KINDS: dict[str, Kind] = {
@@ -56,59 +43,18 @@ KINDS: dict[str, Kind] = {
     "nan_loss": Kind("job", "the loss is not a number any more", {}),
     "driver_hang": Kind("node", "every NVML call blocks", {}),
     "gpu_lost": Kind("device", "the device falls off the bus", {}),
-    "xid": Kind("device", "the kernel log gets an Xid record", {"code": 48}, clearable=False),
+    "xid": Kind(
+        "device",
+        "an Xid in the kernel log and the driver's event sets (what: both, kmsg or nvml)",
+        {"code": 48, "what": "both"},
+        clearable=False,
+    ),
+    **faults_driver.KINDS,
 }
-_FIELDS = ("job", "rank", "node", "gpu", "magnitude", "reason", "signal", "exit_code", "code")
-
-
-@dataclass(frozen=True)
-class _Target:
-    run_dir: Path
-    job: JobRecord | None
-    rank: int | None
-    node: str | None
-    gpu: int | None
-    values: dict[str, Any]
-
-    @property
-    def job_paths(self) -> JobPaths:
-        if self.job is None:
-            raise TargetError("no job: start one first")
-        return JobPaths(self.run_dir, self.job.name)
-
-    @property
-    def node_paths(self) -> NodePaths:
-        if self.node is None:
-            raise TargetError("no node: name one")
-        return NodePaths(self.run_dir, self.node)
-
-    def described(self, kind: str, done: str) -> dict[str, Any]:
-        row: dict[str, Any] = {"kind": kind, "time": time.time(), "done": done}
-        if self.job is not None:
-            row["job_id"] = self.job.job_id
-        for name in ("rank", "node", "gpu"):
-            if getattr(self, name) is not None:
-                row[name] = getattr(self, name)
-        if self.node is not None and self.gpu is not None:
-            row["gpu_uuid"] = gpus_of(self.run_dir, self.node)[self.gpu].uuid
-        return {**row, **self.values}
-
-
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or not low <= value <= high
-    ):
-        raise TargetError(f"{name} {value!r}: a number from {low:g} to {high:g}")
-    return float(value)
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise TargetError(f"{name} {value!r}: a whole number from {low} to {high}")
-    return value
+_FIELDS = (
+    *("job", "rank", "node", "gpu", "magnitude", "reason", "signal", "exit_code"),
+    *("code", "what", "link", "field", "call"),
+)
 
 
 def _the_job(run_dir: Path, name: str | None) -> JobRecord | None:
@@ -128,7 +74,7 @@ def _rank_of(job: JobRecord | None, node: str, gpu: int) -> int | None:
     return None
 
 
-def _resolve(run_dir: Path, kind: str, given: dict[str, Any], need_target: bool = True) -> _Target:
+def _resolve(run_dir: Path, kind: str, given: dict[str, Any], need_target: bool = True) -> Target:
     if kind not in KINDS:
         raise TargetError(f"fault {kind!r}: choose one of {', '.join(KINDS)}")
     for name in given:
@@ -149,7 +95,7 @@ def _resolve(run_dir: Path, kind: str, given: dict[str, Any], need_target: bool 
     if rank is not None:
         if job is None:
             raise TargetError(f"rank {rank!r}: there is no single job in {run_dir}; start or name one")
-        _whole("rank", rank, 0, len(job.placement) - 1)
+        whole("rank", rank, 0, len(job.placement) - 1)
         slot = job.placement[rank]
         if (node is not None and node != slot.node) or (gpu is not None and gpu != slot.gpu):
             raise TargetError(
@@ -163,7 +109,7 @@ def _resolve(run_dir: Path, kind: str, given: dict[str, Any], need_target: bool 
     if gpu is not None:
         if node is None:
             raise TargetError(f"gpu {gpu!r}: name its node too")
-        _whole("gpu", gpu, 0, len(gpus_of(run_dir, node)) - 1)
+        whole("gpu", gpu, 0, len(gpus_of(run_dir, node)) - 1)
     if what.target == "job" and job is None:
         raise TargetError(f"{kind}: {len(jobs_of(run_dir))} jobs in {run_dir}; name one")
     if need_target:
@@ -177,7 +123,7 @@ def _resolve(run_dir: Path, kind: str, given: dict[str, Any], need_target: bool 
         rank = _rank_of(job, node, gpu)
     if what.target in ("node", "job"):
         rank = gpu = None
-    return _Target(run_dir, job, rank, node, gpu, values)
+    return Target(run_dir, job, rank, node, gpu, values)
 
 
 def inject(run_dir: Path, kind: str, **target: Any) -> dict[str, Any]:
@@ -206,15 +152,15 @@ def clear(run_dir: Path, kind: str, **target: Any) -> dict[str, Any]:
     return replace(found, values={}).described(kind, _CLEAR[kind](found))
 
 
-def _slow(target: _Target) -> str:
-    speed = _number("magnitude", target.values["magnitude"], 0.05, 0.99)
+def _slow(target: Target) -> str:
+    speed = number("magnitude", target.values["magnitude"], 0.05, 0.99)
     with Node(target.node_paths.devices) as node:
         node.state.devices[target.gpu].speed_factor = speed
     return f"kernels run at {speed:g} of normal speed"
 
 
-def _throttle(target: _Target) -> str:
-    fraction = _number("magnitude", target.values["magnitude"], 0.05, 0.99)
+def _throttle(target: Target) -> str:
+    fraction = number("magnitude", target.values["magnitude"], 0.05, 0.99)
     reason = target.values["reason"]
     if reason not in _REASONS:
         raise TargetError(f"reason {reason!r}: choose one of {', '.join(_REASONS)}")
@@ -245,7 +191,7 @@ def _book_throttle(device: Any) -> None:
     device.throttle_reasons = 0
 
 
-def _exit(target: _Target) -> str:
+def _exit(target: Target) -> str:
     number, code = target.values.get("signal"), target.values.get("exit_code")
     if number is not None and code is not None:
         raise TargetError("rank_exit: a signal or an exit_code, not both")
@@ -254,11 +200,11 @@ def _exit(target: _Target) -> str:
         slot = job.state.ranks[target.rank]
         pid = slot.pid
         if code is not None:
-            slot.exit_request = _whole("exit_code", code, 0, 255) + 1
+            slot.exit_request = whole("exit_code", code, 0, 255) + 1
         del slot
     if code is not None:
         return f"rank {target.rank} ends with exit code {code} at its next step"
-    which = signals.Signals(_whole("signal", 9 if number is None else number, 1, 31))
+    which = signals.Signals(whole("signal", 9 if number is None else number, 1, 31))
     if pid <= 0:
         raise TargetError(f"rank {target.rank} has no process: start the job first")
     try:
@@ -277,26 +223,26 @@ def _exit(target: _Target) -> str:
     return f"sent {which.name} to process {pid}"
 
 
-def _diverge(target: _Target) -> str:
-    sigmas = _number("magnitude", target.values["magnitude"], 0.1, 10_000.0)
+def _diverge(target: Target) -> str:
+    sigmas = number("magnitude", target.values["magnitude"], 0.1, 10_000.0)
     with Job(target.job_paths.shared) as job:
         job.state.recipe.loss_drift = sigmas
     return f"the loss climbs by {sigmas:g} noise deviations per 100 steps"
 
 
-def _nan(target: _Target) -> str:
+def _nan(target: Target) -> str:
     with Job(target.job_paths.shared) as job:
         job.state.recipe.nan_loss = 1
     return "the loss is not a number from the next step on"
 
 
-def _hang(target: _Target) -> str:
+def _hang(target: Target) -> str:
     with Node(target.node_paths.devices) as node:
         node.state.hang = 1
     return "every NVML call blocks"
 
 
-def _lose(target: _Target) -> str:
+def _lose(target: Target) -> str:
     assert target.gpu is not None  # noqa: S101 - _resolve checked it
     gpu = gpus_of(target.run_dir, target.node_paths.name)[target.gpu]
     if gpu.lost:
@@ -307,21 +253,19 @@ def _lose(target: _Target) -> str:
         device.lost = 1
         serial = device.serial.decode()
         del device
+    trouble.emit(target.node_paths.devices, gpu.index, trouble.EVENT_XID, 79)
     return kmsg.gpu_lost(target.node_paths.kmsg, gpu.pci, gpu.uuid, serial)
 
 
-def _xid(target: _Target) -> str:
+def _xid(target: Target) -> str:
     assert target.gpu is not None  # noqa: S101 - _resolve checked it
-    code = _whole("code", target.values["code"], 1, 1023)
-    pid = None
-    if target.rank is not None:
-        with Job(target.job_paths.shared) as job:
-            pid = job.state.ranks[target.rank].pid or None
-    pci = gpus_of(target.run_dir, target.node_paths.name)[target.gpu].pci
-    return kmsg.xid(target.node_paths.kmsg, pci, code, pid)
+    code, what = whole("code", target.values["code"], 1, 1023), target.values["what"]
+    if what not in ("both", "kmsg", "nvml"):
+        raise TargetError(f"what {what!r}: choose one of both, kmsg, nvml")
+    return faults_driver.report_xid(target, code, kernel=what != "nvml", event=what != "kmsg")
 
 
-_INJECT: dict[str, Callable[[_Target], str]] = {
+_INJECT: dict[str, Callable[[Target], str]] = {
     "fail_slow_gpu": _slow,
     "throttle": _throttle,
     "rank_exit": _exit,
@@ -330,21 +274,8 @@ _INJECT: dict[str, Callable[[_Target], str]] = {
     "driver_hang": _hang,
     "gpu_lost": _lose,
     "xid": _xid,
+    **faults_driver.INJECT,
 }
-
-
-def _on_devices(target: _Target, change: Callable[[Any], None]) -> str:
-    # A rank that was moved away left its fault behind: it is on one of the GPUs that the job avoids.
-    avoided = target.job.avoided if target.job and target.rank is not None else ()
-    for name in nodes_of(target.run_dir):
-        with Node(NodePaths(target.run_dir, name).devices) as node:
-            for gpu in range(node.state.device_count):
-                device = node.state.devices[gpu]
-                meant = target.node in (None, name) and target.gpu in (None, gpu)
-                if meant or device.uuid.decode() in avoided:
-                    change(device)
-                del device
-    return "cleared"
 
 
 def _full_speed(device: Any) -> None:
@@ -362,32 +293,33 @@ def _found(device: Any) -> None:
     device.recovery_action = 0
 
 
-def _unhang(target: _Target) -> str:
+def _unhang(target: Target) -> str:
     for name in [target.node] if target.node else nodes_of(target.run_dir):
         with Node(NodePaths(target.run_dir, name).devices) as node:
             node.state.hang = 0
     return "cleared"
 
 
-def _learn(target: _Target) -> str:
+def _learn(target: Target) -> str:
     with Job(target.job_paths.shared) as job:
         job.state.recipe.loss_drift = 0.0
     return "cleared"
 
 
-def _numbers(target: _Target) -> str:
+def _numbers(target: Target) -> str:
     with Job(target.job_paths.shared) as job:
         job.state.recipe.nan_loss = 0
     return "cleared: weights that are not numbers stay so until a restart from a checkpoint"
 
 
-_CLEAR: dict[str, Callable[[_Target], str]] = {
-    "fail_slow_gpu": lambda target: _on_devices(target, _full_speed),
-    "throttle": lambda target: _on_devices(target, _full_clock),
+_CLEAR: dict[str, Callable[[Target], str]] = {
+    "fail_slow_gpu": lambda target: on_devices(target, _full_speed),
+    "throttle": lambda target: on_devices(target, _full_clock),
     "loss_divergence": _learn,
     "nan_loss": _numbers,
     "driver_hang": _unhang,
-    "gpu_lost": lambda target: _on_devices(target, _found),
+    "gpu_lost": lambda target: on_devices(target, _found),
+    **faults_driver.CLEAR,
 }
 
 
@@ -411,7 +343,10 @@ def active(run_dir: Path) -> list[dict[str, Any]]:
                     )
                 if device.lost:
                     rows.append({"kind": "gpu_lost", **where})
+                driver = faults_driver.active_on_device(device, node.state.profile)
+                rows.extend({**row, **where} for row in driver)
                 del device
+            rows.extend({**row, "node": name} for row in faults_driver.active_on_node(node.state))
     for name in jobs_of(run_dir):
         with Job(JobPaths(run_dir, name).shared) as job:
             recipe = job.state.recipe

@@ -13,7 +13,10 @@ from tocsin_lab.errors import LabError
 from tocsin_lab.scenario import BENIGN, FAULTS, Fault
 from tocsin_lab.stack.rundir import RunDir
 
-_FIELDS = ("rank", "node", "gpu", "magnitude", "reason", "signal", "exit_code", "code")
+_FIELDS = (
+    *("rank", "node", "gpu", "magnitude", "reason", "signal", "exit_code"),
+    *("code", "what", "link", "field", "call"),
+)
 
 
 def unplayable(kind: str) -> str:

@@ -92,6 +92,10 @@ class Fault(_Strict):
     signal: int | None = Field(default=None, ge=1, le=64)
     exit_code: int | None = Field(default=None, ge=0, le=255)
     code: int | None = Field(default=None, ge=1, le=1023)
+    what: str | None = Field(default=None, max_length=100)
+    link: int | None = Field(default=None, ge=0)
+    field: int | None = Field(default=None, ge=1)
+    call: str | None = Field(default=None, pattern=r"^nvml[A-Za-z0-9_]{1,59}$")
 
 
 class Expect(_Strict):

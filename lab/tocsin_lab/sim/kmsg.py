@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["XID_TEXTS", "append", "create", "gpu_lost", "xid"]
+__all__ = ["XID_TEXTS", "append", "create", "gpu_lost", "recovery_action", "xid"]
 
 _ERR, _INFO = 3, 6  # facility kern
 
@@ -32,7 +32,20 @@ XID_TEXTS = {
     "(0x20802a02 0x8).",
     120: "GSP task exception: timeout (cause:0x8000000000000007) @ pc:0x1ab3f24, partition:4#0",
     140: "Unrecovered ECC error: DRAM: LTC 3, slice 1",
+    149: "NETIR_LINK_EVT Fatal XC0 i0 Link 04 (0x004505c6 0x00000000)",
 }
+
+# What the driver asks for, in its words; by NVML's number of it.
+_ACTIONS = (
+    "None",
+    "GPU Reset Required",
+    "Node Reboot Required",
+    "Drain P2P",
+    "Drain and Reset",
+    "Recover IMEX Domain",
+    "Bus Reset",
+    "System Reboot",
+)
 
 
 def append(path: Path, texts: Sequence[str], priority: int = _ERR) -> None:
@@ -83,3 +96,11 @@ def gpu_lost(path: Path, pci: str, uuid: str, serial: str) -> str:
     ]
     append(path, texts)
     return texts[2]
+
+
+def recovery_action(path: Path, pci: str, before: int, after: int) -> str:
+    """Append what the driver prints when what it asks for changes (Xid 154); returns its text."""
+    change = " to ".join(f"{action:#x} ({_ACTIONS[action]})" for action in (before, after))
+    text = f"NVRM: Xid (PCI:{_bus(pci)}): 154, GPU recovery action changed from {change}"
+    append(path, [text])
+    return text
