@@ -167,10 +167,15 @@ class Node:
         ago: float = 0.0,
         seq: int = 1,
         count: int = 1,
-        **more: int,
+        gpu_instance: int | None = None,
+        compute_instance: int | None = None,
     ) -> None:
         """Let the kernel log tell of a device, *ago* seconds after it was written."""
-        fields: dict[str, str | int] = {"pci": pci(index), **more}
+        fields: dict[str, str | int] = {"pci": pci(index)}
+        if gpu_instance is not None:
+            fields["gpu_instance"] = gpu_instance
+        if compute_instance is not None:
+            fields["compute_instance"] = compute_instance
         if kind == "xid":
             fields |= {"code": code, "class": cls}
         when = self.clock + self.wall_ahead - ago

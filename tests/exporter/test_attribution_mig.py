@@ -50,12 +50,12 @@ def test_an_event_of_the_gpu_belongs_to_the_holders_of_all_instances() -> None:
 
 
 @pytest.mark.parametrize(
-    "named", [{"gpu_instance": 2}, {"gpu_instance": 2, "compute_instance": 0}], ids=["gi", "gi and ci"]
+    "compute", [None, 0], ids=["gi", "gi and ci"]
 )
-def test_an_event_of_an_instance_belongs_to_its_holder_alone(named: dict[str, int]) -> None:
+def test_an_event_of_an_instance_belongs_to_its_holder_alone(compute: int | None) -> None:
     """The log names GPU-I, and mostly GPU-CI: the job on the other instance is not told."""
     node = two_jobs()
-    node.event(**named)
+    node.event(gpu_instance=2, compute_instance=compute)
 
     assert (0, 1) == (node.xids("slurm/a", uuid=A), node.xids("slurm/b", uuid=B))
 
