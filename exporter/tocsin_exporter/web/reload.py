@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tocsin_exporter.errors import ConfigError
-from tocsin_exporter.web import files
+from tocsin_exporter.errors import ConfigError, SourceError
+from tocsin_exporter.sources.procfs import read_small
 from tocsin_exporter.web.stats import WebStats
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 # A certificate's owner replaces it days before it ends.
 LOOK_SECONDS = 5.0
+_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class Reloader:
         # YAML, and ssl below, are worth their memory only to those who configure something.
         from tocsin_exporter.web import webconfig
 
-        body = files.read_bounded(path, "the file")
+        body = _read_file(path, "the file")
         if self._parsed is None or self._parsed[0] != body:
             self._parsed = body, webconfig.parse(body, path)
         config = self._parsed[1]
@@ -155,7 +156,7 @@ class Reloader:
                     bodies[material.name] = (
                         material.text.encode()
                         if material.path is None
-                        else files.read_bounded(material.path, material.name)
+                        else _read_file(material.path, material.name)
                     )
         return config, bodies, _digest(body, bodies)
 
@@ -180,6 +181,17 @@ class Reloader:
             allowed_sans=config.tls.allowed_sans if config.tls else frozenset(),
             tls_state=_digest(repr(config.tls).encode(), bodies),
         )
+
+
+def _read_file(path: Path, what: str) -> bytes:
+    """Return the bytes of a file; ConfigError names *what* it is, its path and the reason."""
+    try:
+        body = read_small(path, _MOST_BYTES + 1)
+    except SourceError as err:
+        raise ConfigError(f"--web.config.file: {what} cannot be read: {err.detail}") from None
+    if len(body) > _MOST_BYTES:
+        raise ConfigError(f"--web.config.file: {what} {path} has more than 1 MiB")
+    return body
 
 
 def _warn_of_readers(path: Path, config: WebConfig) -> None:

@@ -3,7 +3,8 @@ The server: one loop does the socket work of all connections and waits for none 
 
 A connection that has not sent a whole request costs a descriptor and a few hundred bytes and has a
 deadline that no byte of it moves; only whole requests reach the thread that makes scrapes. When the
-room for connections is used up, the oldest unfinished one of whoever has most of them makes place.
+room for connections is used up, the oldest unfinished one of whoever has most of them makes place;
+where all of them are new, or being answered, the next one waits in the kernel's queue. Nobody is refused.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Limits:
 
     # From the first byte, or from the connection's start, to the end of the request.
     request = 10.0
+    # So long a connection has to begin, even where room is needed: a handshake over a slow line.
+    grace = 1.0
     # Longer than any usual scrape interval, so that Prometheus keeps its connection.
     idle = 75.0
     # For a scrape to be made, and for it to be taken.
@@ -202,7 +205,8 @@ class _Loop:
     def _poke(self) -> None:
         try:
             os.eventfd_write(self._wake, 1)
-        except OSError:
+        except (OSError, ValueError):
+            # ValueError: closed. Who still has something to deliver comes too late.
             log.debug("the loop has ended")
 
     # The loop
@@ -296,9 +300,6 @@ class _Loop:
     def _accept(self) -> None:
         for listener in self.listeners:
             for _ in range(_ACCEPTS):
-                if len(self._connections) >= self._room and not self._make_room("crowded"):
-                    self._listen_again(False)
-                    return
                 try:
                     sock, address = listener.accept()
                 except BlockingIOError:
@@ -310,6 +311,9 @@ class _Loop:
                     # Else the client has gone already, or there is a descriptor for it now.
                     continue
                 self._admit(sock, str(address[0]))
+                if len(self._connections) > self._room and not self._make_room("crowded"):
+                    self._listen_again(False)
+                    return
         self._stats.open_connections(len(self._connections))
 
     def _admit(self, sock: socket.socket, address: str) -> None:
@@ -336,19 +340,25 @@ class _Loop:
         self._next_sweep = min(self._next_sweep, time.monotonic() + _PAUSE)
 
     def _make_room(self, reason: str) -> bool:
-        """End the connection that is missed least; False when all are being answered."""
+        """End the connection that is missed least; False when all have a right to stay."""
         spent = [one for one in self._connections.values() if one.phase is Phase.DRAINING]
         if spent:
             self._close(min(spent, key=lambda one: one.since))
             return True
-        silent = [one for one in self._connections.values() if one.phase in UNFINISHED]
-        if not silent:
-            silent = [one for one in self._connections.values() if one.phase is Phase.IDLE]
-        if not silent:
-            return False
+        quiet = [one for one in self._connections.values() if one.phase in (*UNFINISHED, Phase.IDLE)]
         # Of whoever has most of them, so that a crowd from elsewhere cannot push a scraper out.
-        most = Counter(one.address for one in silent).most_common(1)[0][0]
-        oldest = min((one for one in silent if one.address == most), key=lambda one: one.since)
+        per_address = Counter(one.address for one in quiet)
+        most = max(per_address, key=per_address.__getitem__, default="")
+        before = time.monotonic() - self._limits.grace
+        # Those that never asked go before those that did and may ask again.
+        spare = [one for one in quiet if one.phase is Phase.IDLE or one.since <= before]
+        oldest = min(
+            (one for one in spare if one.address == most),
+            key=lambda one: (one.phase is Phase.IDLE, one.since),
+            default=None,
+        )
+        if oldest is None:
+            return False
         self._cut(oldest, reason, f"{len(self._connections)} connections")
         return True
 
@@ -361,9 +371,12 @@ class _Loop:
                     self._close(connection)
                 else:
                     self._cut(connection, "late", connection.phase.name.lower())
-        self._listen_again(True)
+        if not self._accepting and (len(self._connections) < self._room or self._make_room("crowded")):
+            self._listen_again(True)
         deadlines = [connection.deadline for connection in self._connections.values()]
         self._next_sweep = min(deadlines, default=now + self._limits.idle)
+        if not self._accepting:
+            self._next_sweep = min(self._next_sweep, now + _PAUSE)
         self._stats.open_connections(len(self._connections))
 
     def _cut(self, connection: Connection, reason: str, detail: str) -> None:
@@ -388,6 +401,9 @@ class _Loop:
         connection.out.clear()
         connection.body = b""
         connection.stream.sock.close()
+        if not self._accepting:
+            # Somebody waits for this place.
+            self._next_sweep = 0.0
 
     # What one connection does
 
