@@ -104,8 +104,7 @@ class Events:
 
     def place(self, now: float) -> bool:
         """Give what waits to the holders; what is about devices not yet known waits on."""
-        if not self._waiting:
-            return False
+        self._prune(now)
         waiting, self._waiting = self._waiting, {}
         changed = False
         for moment, record in waiting.items():
@@ -118,7 +117,6 @@ class Events:
                 self._waiting[moment] = record
             else:
                 self.dropped += record.count
-        self._prune(now)
         return changed
 
     def late(self, holding: Holding) -> None:
@@ -163,11 +161,12 @@ class Events:
             same.wall = max(same.wall, record.wall)
 
     def _prune(self, now: float) -> None:
-        old = [key for key, record in self._recent.items() if now - record.time > KEEP_SECONDS]
-        for key in old:
-            del self._recent[key]
-        while len(self._recent) > _MOST_RECENT:
-            del self._recent[next(iter(self._recent))]
+        # In the order in which they came, which is nearly that of their times.
+        while self._recent:
+            oldest = next(iter(self._recent))
+            if len(self._recent) <= _MOST_RECENT and now - self._recent[oldest].time <= KEEP_SECONDS:
+                return
+            del self._recent[oldest]
 
     def to_json(self) -> dict[str, Any]:
         """Return what must survive a restart: the kernel log is not read again behind the cursor."""
