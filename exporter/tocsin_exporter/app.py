@@ -143,6 +143,11 @@ class _Own:
         yield Sample("tocsin_exporter_unattributed_increments_total", (), published.unattributed)
         yield Sample("tocsin_exporter_state_durable", (), float(self._attribution.durable()))
         yield Sample("tocsin_identity_unmatched_processes", (), published.unmatched)
+        for reason, count in self._nvml.child_ends().items():
+            yield Sample("tocsin_exporter_nvml_child_ends_total", (reason,), count)
+        yield Sample("tocsin_exporter_nvml_stuck_children", (), self._nvml.stuck())
+        if (until := self._nvml.quiet_until()) is not None:
+            yield Sample("tocsin_exporter_quiesced_until_timestamp_seconds", (), until)
         for layer, share in self._visibility(rung).items():
             yield Sample("tocsin_visibility", (layer,), share)
         yield from self._web.samples()
@@ -173,7 +178,16 @@ def build(
     errors, dropped = ErrorCounter(), DroppedLabels()
     wanted, interval, max_age = config.collectors, config.interval, config.max_age
     resolver = Resolver(config.procfs, errors, config.only_env, wall=wall, clock=clock)
-    nvml = NvmlSource(config.nvml_library, interval, config.nvml_deadline, max_age, errors)
+    nvml = NvmlSource(
+        config.nvml_library,
+        interval,
+        config.nvml_deadline,
+        max_age,
+        errors,
+        tier=config.tier.value,
+        sysfs=config.sysfs,
+        procfs=config.procfs,
+    )
     fabric_source = FabricSource(config.sysfs, interval, max_age, errors)
     pcie_source = PcieSource(
         config.sysfs,
@@ -221,7 +235,7 @@ def build(
     exit_facts = exits.build(bpf, resolver, output_source, wall)
 
     all_collectors: tuple[Collector, ...] = (
-        gpu.build(nvml, attribution),
+        gpu.build(nvml, attribution, resolver.holder_of),
         gpu_events.build(nvml, kmsg, attribution),
         pcie.build(nvml, attribution, pcie_source),
         identity.build(resolver, max_age),

@@ -10,6 +10,7 @@ from tocsin_exporter.identity.resolver import Holder
 from tocsin_exporter.metrics import FAMILIES
 from tocsin_exporter.metrics.gpu import HARDWARE
 from tocsin_exporter.sources.nvml.model import Device
+from tocsin_exporter.sources.nvml.processes import LIMITS
 from tocsin_exporter.sources.nvml.source import NvmlSource
 
 __all__ = ["NAME", "GpuCollector", "build", "device_labels", "device_samples", "holder_labels"]
@@ -17,7 +18,7 @@ __all__ = ["NAME", "GpuCollector", "build", "device_labels", "device_samples", "
 NAME = "gpu"
 
 # On the device these are sums over everybody's processes; a job is told its own.
-_OF_PROCESSES = ("process_memory_bytes", "memory_limit_bytes")
+_OF_PROCESSES = ("process_memory_bytes", "memory_limit_bytes", "memory_limit_used_bytes")
 # Quantities that other collectors serve.
 ELSEWHERE = ("pcie_", "ecc_errors", "row_remap")
 
@@ -82,10 +83,10 @@ def process_samples(
         limits = [
             device.limits[path] for path in sorted({process[3] for process in own}) if path in device.limits
         ]
-        for position, kind in enumerate(("soft", "hard", "used")):
+        for position, (name, labels) in enumerate(LIMITS):
             values = [value for limit in limits if (value := limit[position]) is not None]
             if values:
-                yield Sample("tocsin_job_gpu_memory_limit_bytes", (*holder_labels(holder), kind), sum(values))
+                yield Sample(f"tocsin_job_gpu_{name}", (*holder_labels(holder), *labels), sum(values))
 
 
 def nobody(pid: int) -> None:
@@ -106,8 +107,14 @@ class GpuCollector:
 
     def collect(self) -> Iterator[Sample]:
         """Yield the samples of this scrape."""
+        versions = self._nvml.versions()
         for device in self._nvml.devices():
             yield Sample("tocsin_gpu_up", (*device_labels(device), device.reason), float(device.up))
+            if device.model or device.pci:
+                more = (device.model, device.pci, *versions, device.vbios)
+                yield Sample("tocsin_gpu_info", (*device_labels(device), *more), 1)
+        for hung in self._nvml.hung_calls():
+            yield Sample("tocsin_gpu_hung_call_seconds", (hung.gpu, hung.uuid, "", hung.call), hung.seconds)
         held = self._attribution.published().devices
         for holder in held:
             if holder.owner:
@@ -115,8 +122,6 @@ class GpuCollector:
         reading, error = self._nvml.latest.read()
         if reading is not None:
             for device in reading.devices:
-                more = (device.model, device.pci, reading.driver_version, reading.cuda_version, device.vbios)
-                yield Sample("tocsin_gpu_info", (*device_labels(device), *more), 1)
                 if device.info and not device.mig:
                     facts = tuple(device.info.get(name, "") for name in HARDWARE)
                     yield Sample("tocsin_gpu_hardware_info", (*device_labels(device), *facts), 1)

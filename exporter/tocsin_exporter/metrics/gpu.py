@@ -44,6 +44,13 @@ _DEVICE_ONLY = (
         "1 when the driver answers for this device; 0 with the reason otherwise.",
     ),
     Family(
+        "tocsin_gpu_hung_call_seconds",
+        Kind.GAUGE,
+        (*DEVICE, "call"),
+        "seconds",
+        "Age of the driver call that did not return, until its device answers again; without `gpu` for a call of no device.",
+    ),
+    Family(
         "tocsin_gpu_owner",
         Kind.GAUGE,
         JOB_DEVICE,

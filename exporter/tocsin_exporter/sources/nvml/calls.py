@@ -8,12 +8,12 @@ FUNCTION_NOT_FOUND, like a call that the driver does not know.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_uint
 from typing import Any
 
+from tocsin_exporter.sources.nvml.progress import Pen
 from tocsin_exporter.sources.nvml.structures import RESULTS, VERSIONS
 
 __all__ = [
@@ -142,8 +142,8 @@ class Library:
 
     def aside(self) -> Library:
         """Return the same library for another thread, whose calls may wait and are not written down."""
-        other = copy.copy(self)
-        other.pen = Pen()
+        other = object.__new__(Library)
+        other.__dict__.update(self.__dict__, pen=Pen())
         return other
 
     def function(self, name: str) -> Any:

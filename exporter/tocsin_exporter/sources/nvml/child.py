@@ -4,13 +4,13 @@ The process that talks to the driver: ``python -m tocsin_exporter.sources.nvml.c
 A driver call can hang for good, and a thread that hangs in it cannot be ended; a process can.
 So this one does nothing else. SETTINGS is a JSON object with any of ``library``, ``tier``, ``sysfs``,
 ``procfs`` and ``cgroups``; PAGE is the descriptor of the page on which each call to the driver is told before
-it is made (`progress`). It reads one-line requests from standard input, ``{"first": [index, …], "skip": [index, …],
-"only": [index, …], "seconds": number}``, all optional, and answers on standard output with `frames`:
+it is made (`progress`). It reads one-line requests from standard input, ``{"first": [index, …],
+"skip": [index, …], "only": [index, …], "seconds": number}``, all optional, and answers with `frames`:
 
 * ``{"ready": true}`` or ``{"fail": {"code", "name"}}`` once, after the initialisation;
 * per request ``{"begin": index}`` before and ``{"device": {…}}`` after each device (its MIG instances
-  follow as devices of the same index), then ``{"end": {…}}``, whose ``left`` are the devices for which the seconds
-  did not suffice;
+  follow as devices of the same index), then ``{"end": {…}}``, whose ``left`` are the devices for which
+  the seconds did not suffice;
 * ``{"event": {…}}`` at any time: what the driver reported by itself (`driver_events`);
 * ``{"released": true}`` after the request ``{"release": true}``, which gives all handles back and
   ends the process.
@@ -104,20 +104,20 @@ class Session:
             if firsts and time.monotonic() >= end:
                 break
             send({"begin": index})
-            pen.index = index
+            pen.at(index)
             rows = reader.device(index)
-            pen.index = NO_DEVICE
+            pen.at(NO_DEVICE)
             firsts.append(rows[0])
             for row in rows:
                 send({"device": row})
         if all_unknown(firsts):
             raise Error(UNKNOWN)
-        send({"end": {"count": total, "left": order[len(firsts) :], **reader.system()}})
+        left = order[len(firsts) :]
+        send({"end": {"count": total, "left": left, **reader.system()}})
         pen.rest()
         if "only" not in wanted:
-            self._watcher.watch(
-                frozenset(row["index"] for row in firsts if row["up"] and not row.get("suspended"))
-            )
+            awake = (row["index"] for row in firsts if row["up"] and not row.get("suspended"))
+            self._watcher.watch(frozenset((*awake, *left)))
 
     def release(self) -> None:
         """Give everything back to the driver."""

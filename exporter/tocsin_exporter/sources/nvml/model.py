@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Device", "DriverEvent", "Key", "NvmlReading", "pci_address"]
+__all__ = ["UP_REASONS", "Device", "DriverEvent", "HungCall", "Key", "NvmlReading", "pci_address"]
+
+# The only values of `reason` on tocsin_gpu_up. The device: a call that does not return; the driver lost it;
+# it was there and is not listed; the driver wants a reset; answers that cannot be; an error of its own.
+# The way to it: rights, driver, library, versions that do not match, a container's access that was taken
+# away, a reading that took too long, handles given back by `quiesce`.
+UP_REASONS = (
+    *("hung", "gpu_lost", "missing", "reset_required", "bad_data"),
+    *("insufficient_power", "irq_issue", "corrupted_inforom", "unknown"),
+    *("no_permission", "no_driver", "no_library", "unsupported", "version_mismatch", "access_lost"),
+    *("timeout", "quiesced"),
+)
 
 # A quantity of the table and the values of its further labels.
 Key = tuple[str, tuple[str, ...]]
@@ -49,6 +60,20 @@ class NvmlReading:
     devices: tuple[Device, ...]
     driver_version: str = ""
     cuda_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HungCall:
+    """
+    A driver call that did not return, *seconds* ago, and whose device has not answered since.
+
+    ``gpu`` and ``uuid`` are empty for a call that belongs to no device.
+    """
+
+    gpu: str
+    uuid: str
+    call: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,17 @@ from tocsin_exporter.sources.nvml.calls import (
 from tocsin_exporter.sources.nvml.structures import MemoryLimits, Process
 from tocsin_exporter.sources.nvml.values import Value
 
-__all__ = ["MOST_PROCESSES", "Processes"]
+__all__ = ["LIMITS", "MOST_PROCESSES", "Processes"]
 
 # A device has a few processes; more than these are counted in the sum only.
 MOST_PROCESSES = 64
 _MOST_ASKED = 1024
+# Quantity and labels of each part of a limit.
+LIMITS = (
+    ("memory_limit_bytes", ("soft",)),
+    ("memory_limit_bytes", ("hard",)),
+    ("memory_limit_used_bytes", ()),
+)
 _LIMITS_EVERY = 30.0
 _NO_VALUE = 0xFFFFFFFFFFFFFFFF
 # Soft limit, hard limit (None: none), in use; bytes.
@@ -165,8 +171,8 @@ class Processes:
 def limit_rows(limits: Iterable[Limit]) -> list[Value]:
     """Return the sums of several cgroups' limits; an unlimited one adds nothing."""
     rows: list[Value] = []
-    for position, kind in enumerate(("soft", "hard", "used")):
+    for position, (name, labels) in enumerate(LIMITS):
         known = [value for limit in limits if (value := limit[position]) is not None]
         if known:
-            rows.append(("memory_limit_bytes", (kind,), float(sum(known))))
+            rows.append((name, labels, float(sum(known))))
     return rows

@@ -6,123 +6,62 @@ import json
 import logging
 import os
 import select
-import struct
-import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tocsin_exporter.errors import CollectError
 from tocsin_exporter.sources.latest import ErrorCounter, PollingSource
-from tocsin_exporter.sources.nvml.model import Device, Key, NvmlReading, pci_address
-from tocsin_exporter.sources.nvml.quantities import FABRIC, QUANTITIES
+from tocsin_exporter.sources.nvml.devices import Devices, driver_event, mapping, parse
+from tocsin_exporter.sources.nvml.failures import RefusedError, refusal
+from tocsin_exporter.sources.nvml.model import Device, DriverEvent, HungCall, NvmlReading
+from tocsin_exporter.sources.nvml.probe import MOST_STUCK, Crew, Probe
+from tocsin_exporter.sources.nvml.process import Child, EndedError
+from tocsin_exporter.sources.nvml.progress import NO_DEVICE, OTHER_CALL
+from tocsin_exporter.sources.nvml.quantities import FABRIC
+from tocsin_exporter.sources.nvml.suspects import Suspects
+from tocsin_exporter.sources.nvml.watch import HangError, HangWatch
 
-__all__ = ["NvmlSource"]
+__all__ = ["NvmlSource", "Released"]
 
 log = logging.getLogger(__name__)
 
-# nvmlReturn_t values that mean something to the operator of a node.
-_REASONS = {
-    4: "no_permission",
-    9: "no_driver",
-    10: "timeout",
-    12: "no_library",
-    13: "unsupported",
-    18: "no_driver",
-}
-_HINTS = {
-    "no_library": "install the driver or point --nvml.library at libnvidia-ml.so.1",
-    "no_driver": "load the nvidia module, or reload it after a driver update",
-    "no_permission": "run with access to /dev/nvidiactl and /dev/nvidia*",
-}
-_MAX_FRAME = 8 << 20
-# Starting Python and nvmlInit without persistence mode both take seconds.
-_START_SECONDS = 10.0
+# nvmlInit without persistence mode attaches each board: half a minute has been seen on full nodes.
+START_SECONDS = 60.0
+# How long one reading waits for it before it says that the driver is still starting.
+_START_PATIENCE = 10.0
 _BACKOFF = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-# Children that SIGKILL does not end sit in the driver; more of them would only pile up there.
-_MAX_STUCK = 3
+# Devices that may be found hanging in one reading; each costs a call's deadline and a new child.
+_MOST_HANGS = 4
+_SLICE_SECONDS = 0.25
+_RELEASE_SECONDS = 3.0
+# The child needs a tenth; a library that leaks is started anew instead.
+MOST_MEMORY = 192 << 20
 
 
-class _EndedError(Exception):
-    """The child ended or sent something that is no frame."""
+class _QuietError(Exception):
+    """The handles are to be given back at once."""
 
 
-class _Child:
-    """One child process and the frames it sends."""
+class Released:
+    """What became of the handles: ``ok`` when nothing of ours is left in the driver."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        # One arena: the child allocates little, and the default of eight per core costs memory.
-        self.process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
-            bufsize=0,
-            close_fds=True,
-        )
-        if self.process.stdin is None or self.process.stdout is None:
-            raise OSError("no pipes to the NVML child")
-        self._requests, self._frames = self.process.stdin, self.process.stdout
-        self._buffer = b""
-
-    def ask(self, last: list[int], skip: list[int]) -> None:
-        try:
-            self._requests.write(json.dumps({"last": last, "skip": skip}).encode() + b"\n")
-        except OSError as err:
-            raise _EndedError(str(err)) from err
-
-    def frame(self, deadline: float) -> dict[str, Any]:
-        """Return the next frame; raises TimeoutError at *deadline* (monotonic)."""
-        while True:
-            if len(self._buffer) >= 4:
-                (length,) = struct.unpack(">I", self._buffer[:4])
-                if length > _MAX_FRAME:
-                    raise _EndedError(f"frame of {length} bytes")
-                if len(self._buffer) >= 4 + length:
-                    body, self._buffer = self._buffer[4 : 4 + length], self._buffer[4 + length :]
-                    try:
-                        message = json.loads(body)
-                    except ValueError as err:
-                        raise _EndedError(f"not JSON: {err}") from err
-                    if not isinstance(message, dict):
-                        raise _EndedError("not an object")
-                    return message
-            self._buffer += self._read(deadline)
-
-    def _read(self, deadline: float) -> bytes:
-        descriptor = self._frames.fileno()
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise TimeoutError
-        data = os.read(descriptor, 65536)
-        if not data:
-            raise _EndedError("the child ended")
-        return data
-
-    def kill(self) -> bool:
-        """Kill the child; return False when it does not die."""
-        self.process.kill()
-        self._requests.close()
-        self._frames.close()
-        try:
-            self.process.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+    def __init__(self, ok: bool, detail: str) -> None:
+        self.ok, self.detail = ok, detail
 
 
 class NvmlSource(PollingSource[NvmlReading]):
     """
-    Reads all devices every *interval* seconds, each cycle within *deadline* seconds.
+    Reads all devices every *interval* seconds, each cycle within about *deadline* seconds.
 
-    When a cycle hangs, the devices that answered are published, the others are marked, and the
-    child is killed and started again with a growing pause. ``devices()`` tells of every device
-    ever seen, hung and lost ones included. *command* replaces the child, for one that speaks the
-    same frames.
+    A call that takes longer than *call_deadline*, or a device that takes longer than *deadline*, hangs: the
+    child is killed, the device is left out and tried again by a child of its own, and the others are read on
+    in the same cycle. ``devices()`` tells of every device ever seen, hung and lost ones included; ``latest``
+    has numbers of those only that answer. *command* replaces the child, for one that speaks the same frames.
     """
 
     def __init__(
@@ -133,10 +72,13 @@ class NvmlSource(PollingSource[NvmlReading]):
         max_age: float,
         errors: ErrorCounter,
         *,
+        call_deadline: float = 2.0,
         tier: str = FABRIC,
         sysfs: Path = Path("/sys"),
         procfs: Path = Path("/proc"),
         command: Sequence[str] = (),
+        most_memory: int = MOST_MEMORY,
+        start_seconds: float = START_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -145,225 +87,410 @@ class NvmlSource(PollingSource[NvmlReading]):
         settings = {"tier": tier, "sysfs": str(sysfs), "procfs": str(procfs)}
         if library is not None:
             settings["library"] = str(library)
-        self._command = command or (
+        self._command = tuple(command) or (
             *(sys.executable, "-P", "-m", "tocsin_exporter.sources.nvml.child"),
             json.dumps(settings),
         )
-        self._deadline = deadline
-        self._clock = clock
-        self._wall = wall
-        self._child: _Child | None = None
-        self._stuck: list[_Child] = []
+        self._deadline, self._call_deadline = deadline, call_deadline
+        self._most_memory, self._start_seconds = most_memory, start_seconds
+        self._clock, self._wall = clock, wall
+        self._known = Devices(max_age)
+        self._suspects = Suspects()
+        self._child: Child | None = None
+        self._crew = Crew()
+        self._probe = Probe(
+            self._command, self._crew, self._suspects, self._watch, start_seconds, clock
+        )
         self._failures = 0
         self._not_before = 0.0
-        # Devices at which a cycle hung: how often, and until when they are left alone.
-        self._suspects: dict[int, tuple[int, float]] = {}
-        self._answered: frozenset[str] = frozenset()
-        self._lock = threading.Lock()
-        self._known: dict[str, Device] = {}
-        self._remembered: tuple[Device, ...] = ()
-        self._failure = ""
-        self._why = ("timeout", "")
+        self._why = RefusedError("timeout", "timeout", "")
+        self._left: set[int] = set()
+        self._count: int | None = None
+        self._versions: tuple[str, str] = ("", "")
+        # A call that hangs and belongs to no device, and when it began.
+        self._driver_hang: tuple[str, float] | None = None
+        self._event_listeners: list[Callable[[DriverEvent], None]] = []
+        self._woken = False
+        self._quiet_until = self._quiet_wall = 0.0
+        self._given_back = threading.Event()
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._waker)
+
+    # What others ask, from any thread.
 
     def devices(self) -> tuple[Device, ...]:
-        """Return every device seen so far, each as last read, with ``up`` and ``reason`` as of now."""
-        with self._lock:
-            failure, answered = self._failure, self._answered
-            known = sorted(self._known.values(), key=lambda device: (len(device.gpu), device.gpu))
-        return tuple(
-            replace(device, up=False, reason=failure)
-            if failure and device.up and device.uuid not in answered
-            else device
-            for device in known
-        )
+        """Return every device seen so far, with ``up`` and ``reason`` as of now."""
+        return self._known.all()
+
+    def versions(self) -> tuple[str, str]:
+        """Return the versions of driver and CUDA as last read."""
+        return self._versions
 
     def remember(self, devices: tuple[Device, ...]) -> None:
         """Take in devices of before a restart: one that does not show up again is missing, not unheard of."""
-        self._remembered = devices
+        self._known.remember(devices)
+
+    def listen_events(self, listener: Callable[[DriverEvent], None]) -> None:
+        """Call *listener* with each event as it arrives, from the reading thread; add before the start."""
+        self._event_listeners.append(listener)
+
+    def hung_calls(self) -> tuple[HungCall, ...]:
+        """Return the calls that did not return and whose devices have not answered since."""
+        now = self._clock()
+        calls = []
+        for suspect in self._suspects.all():
+            board = self._known.at(suspect.index)
+            calls.append(
+                HungCall(str(suspect.index), board.uuid if board else "", suspect.call, now - suspect.since)
+            )
+        hang = self._driver_hang
+        if hang is not None:
+            calls.append(HungCall("", "", hang[0], now - hang[1]))
+        return tuple(calls)
+
+    def child_ends(self) -> dict[str, int]:
+        """Return how many children ended, by why."""
+        return dict(self._crew.ends)
+
+    def stuck(self) -> int:
+        """Return how many children SIGKILL has not ended."""
+        return len(self._crew.stuck)
+
+    def quiet_until(self) -> float | None:
+        """Return until when the driver is left alone, as a Unix time, or None."""
+        return self._quiet_wall if self._clock() < self._quiet_until else None
+
+    def quiesce(self, seconds: float, patience: float = 15.0) -> Released:
+        """Give all handles back and leave the driver alone for *seconds*, or for longer if that was asked."""
+        self._given_back.clear()
+        until = self._clock() + seconds
+        if until > self._quiet_until:
+            self._quiet_until, self._quiet_wall = until, self._wall() + seconds
+        self.poke()
+        if self._thread.is_alive() and not self._given_back.wait(patience):
+            return Released(False, f"the reading thread did not answer within {patience:g} s")
+        if stuck := [child.process.pid for child in self._crew.stuck]:
+            return Released(
+                False, f"processes {stuck} do not die: they hang in the driver; the reset needs a reboot"
+            )
+        return Released(True, "no process of this exporter holds a device")
+
+    def resume(self) -> None:
+        """Read again."""
+        self._quiet_until = 0.0
+        self.poke()
+
+    def poke(self) -> None:
+        """Read now rather than at the next interval."""
+        super().poke()
+        os.eventfd_write(self._waker, 1)
+
+    def stop(self) -> None:
+        """Stop; the children are killed."""
+        self._stopping.set()
+        os.eventfd_write(self._waker, 1)
+        super().stop()
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        """End the children."""
+        self._drop("")
+        self._probe.stop("")
+
+    # The cycle.
 
     def read(self) -> NvmlReading:
-        with self._lock:
-            self._answered = frozenset()
+        """Read all devices but the suspects; raises CollectError when any is missing in the reading."""
+        self._crew.reap()
         try:
-            reading = self._cycle()
-        except (_EndedError, OSError) as err:
-            self._drop_child("ended")
-            self._pause()
-            raise CollectError("bad_data", f"the NVML child failed: {err}") from err
+            self._refuse_when_quiet()
+            left = self._all_devices()
+        except _QuietError:
+            self._give_back()
+            seconds = self._quiet_until - self._clock()
+            raise self._failed(
+                RefusedError("disabled", "quiesced", f"quiesced for another {max(seconds, 0):.0f} s")
+            ) from None
+        except RefusedError as err:
+            raise self._failed(err) from None
         self._failures = 0
-        with self._lock:
-            self._failure = ""
+        self._driver_hang = None
+        reading = self._reading()
+        suspects = self._suspects.all()
+        if suspects or left:
+            self.publish(reading)
+        if suspects:
+            now = self._clock()
+            told = ", ".join(f"{row.index} in {row.call} since {now - row.since:.0f} s" for row in suspects)
+            raise CollectError("hung", f"the driver hangs at device {told}; it is tried again and again")
+        if left:
+            raise CollectError(
+                "timeout", f"devices {sorted(left)} were not reached within {self._deadline:g} s"
+            )
         return reading
 
-    def _cycle(self) -> NvmlReading:
-        child = self._running()
-        now = self._clock()
-        skip = [index for index, (_, until) in self._suspects.items() if now < until]
-        child.ask([index for index in self._suspects if index not in skip], skip)
-        devices: list[Device] = []
-        current: int | None = None
-        while True:
+    def _all_devices(self) -> set[int]:
+        """Read every device that may be read; return those for which the time did not suffice."""
+        read: set[str] = set()
+        done: set[int] = set()
+        retried = False
+        for _ in range(_MOST_HANGS):
+            child = self._running()
             try:
-                frame = child.frame(now + self._deadline)
-            except TimeoutError:
-                self._hung(current, devices)
+                end = self._cycle(child, read, done)
+            except EndedError as err:
+                self._drop(err.why)
+                if child.proven and not retried:
+                    # Killed by somebody: a new one reads on before anybody misses a number.
+                    retried = True
+                    continue
+                self._pause()
+                raise _broken(f"failed: {err}") from err
+            except HangError as hang:
+                self._hung(hang)
+                continue
+            return self._finished(child, end, read)
+        raise RefusedError("hung", "hung", f"the driver hangs at {_MOST_HANGS} devices in a row")
+
+    def _cycle(self, child: Child, read: set[str], done: set[int]) -> Mapping[str, Any]:
+        """Take in the rows of one request; return its last frame."""
+        skip = sorted({*self._suspects.indices(), *done})
+        child.ask({"first": sorted(self._left), "skip": skip, "seconds": self._deadline})
+        watch = self._watch()
+        current = NO_DEVICE
+        while True:
+            frame = self._next(child, watch, current)
             if "begin" in frame:
                 current = int(frame["begin"])
             elif "device" in frame:
-                if current is not None:
-                    self._suspects.pop(current, None)
-                if frame["device"].get("rejected"):
-                    self._errors.add(self.name, "bad_data", int(frame["device"]["rejected"]))
-                device = self._device(frame["device"])
-                if device is not None:
-                    devices.append(device)
-            elif "event" in frame:
-                continue
+                self._take(frame["device"], current, read)
+                done.add(current)
             elif "end" in frame:
-                return self._finished(devices, frame["end"], skip)
+                child.proven = True
+                return mapping(frame["end"])
             elif "fail" in frame:
-                self._drop_child("failed")
-                self._pause()
-                raise _failure(frame["fail"])
+                self._refused(frame["fail"])
             else:
-                raise _EndedError(f"unexpected frame {sorted(frame)}")
+                raise EndedError(f"it sent an unknown frame {sorted(frame)[:3]}")
 
-    def _finished(self, devices: list[Device], end: Mapping[str, Any], skip: list[int]) -> NvmlReading:
-        self._note(devices, complete=True, skipped=skip)
-        reading = NvmlReading(
-            self._wall(), tuple(devices), str(end.get("driver_version", "")), str(end.get("cuda_version", ""))
-        )
-        if skip:
-            self.publish(reading)
-            raise CollectError(
-                "hung", f"the driver hangs at device {', '.join(map(str, skip))}; it is tried again later"
-            )
-        return reading
-
-    def _hung(self, current: int | None, devices: list[Device]) -> NoReturn:
-        """Serve what answered, mark what did not, and end the child."""
-        self._drop_child("hung")
-        if current is not None:
-            times = self._suspects.get(current, (0, 0.0))[0] + 1
-            self._suspects[current] = (times, self._clock() + _BACKOFF[min(times, len(_BACKOFF) - 1)])
-        if devices:
-            # One device hangs, not the driver: the others are read again at once.
-            self._note(devices, complete=False, skipped=[])
-            self.publish(NvmlReading(self._wall(), tuple(devices)))
-        else:
-            self._pause()
-        with self._lock:
-            for uuid, device in self._known.items():
-                if device.gpu == str(current):
-                    self._known[uuid] = replace(device, up=False, reason="hung")
-        where = "in its start" if current is None else f"at device {current}"
-        raise CollectError(
-            "hung", f"the driver did not answer {where} within {self._deadline:g} s; its child was killed"
-        )
-
-    def _running(self) -> _Child:
-        """Return a child that has initialised NVML."""
-        self._stuck = [child for child in self._stuck if child.process.poll() is None]
-        if self._child is not None:
-            return self._child
+    def _take(self, raw: Any, current: int, read: set[str]) -> None:
         now = self._clock()
-        if now < self._not_before:
-            raise CollectError(self._why[0], f"{self._why[1]}; next try in {self._not_before - now:.0f} s")
-        if len(self._stuck) >= _MAX_STUCK:
-            raise CollectError(
-                "hung", f"{len(self._stuck)} NVML children are stuck in the driver; reboot the node"
-            )
-        self._child = _Child(self._command)
         try:
-            frame = self._child.frame(now + max(_START_SECONDS, self._deadline))
-        except TimeoutError:
-            self._hung(None, [])
-        if "fail" in frame:
-            self._drop_child("failed")
-            self._pause()
-            raise _failure(frame["fail"])
-        return self._child
-
-    def failed(self, reason: str, detail: str) -> None:
-        if self._clock() >= self._not_before or not self._why[1]:
-            self._why = (reason, detail)
-        self._recall()
-        with self._lock:
-            self._failure = reason
-
-    def _drop_child(self, why: str) -> None:
-        child, self._child = self._child, None
-        if child is None:
+            device = parse(mapping(raw))
+            if rejected := raw.get("rejected"):
+                self._errors.add(self.name, "bad_data", int(rejected))
+            device = self._known.take(device, now)
+        except ValueError as err:
+            self._errors.add(self.name, "bad_data")
+            log.debug("a device's row cannot be read device=%d: %s", current, err)
+            self._known.down(current, "bad_data")
+            if (board := self._known.at(current)) is not None:
+                read.add(board.uuid)
             return
-        log.info("NVML child %s, ending it pid=%d", why, child.process.pid)
-        if not child.kill():
-            self._stuck.append(child)
-            log.error("NVML child does not die, it is left in the driver pid=%d", child.process.pid)
+        if device.uuid:
+            read.add(device.uuid)
+
+    def _finished(self, child: Child, end: Mapping[str, Any], read: set[str]) -> set[int]:
+        left = {index for index in end.get("left", ()) if isinstance(index, int)}
+        count = end.get("count")
+        if self._count is not None and count != self._count:
+            # The indices are dealt anew, so nobody knows which device a suspect was.
+            self._suspects.clear()
+        self._count = count
+        self._left = left
+        self._known.settle(read, set(self._suspects.indices()), left, self._clock())
+        self._versions = (
+            str(end.get("driver_version") or self._versions[0]),
+            str(end.get("cuda_version") or self._versions[1]),
+        )
+        if (memory := child.memory()) > self._most_memory:
+            log.warning("NVML child has grown to %d MiB, a new one takes over", memory >> 20)
+            child.release(_RELEASE_SECONDS)
+            self._drop("memory")
+        return left
+
+    def _reading(self) -> NvmlReading:
+        return NvmlReading(self._wall(), self._known.named(), *self._versions)
+
+    def _running(self) -> Child:
+        """Return a child that has initialised NVML; raises `RefusedError`."""
+        now = self._clock()
+        if self._child is None:
+            if now < self._not_before:
+                raise self._why.again(self._not_before - now)
+            if self._crew.full():
+                raise RefusedError("hung", "hung", f"{MOST_STUCK} children do not die; reboot the node")
+            try:
+                self._child = Child(self._command)
+            except OSError as err:
+                self._pause()
+                raise _broken(f"cannot be started: {err}") from err
+        child = self._child
+        patient = now + min(_START_PATIENCE, self._start_seconds)
+        try:
+            while not child.ready:
+                frame = self._frame(child)
+                now = self._clock()
+                if frame is not None and "fail" in frame:
+                    self._refused(frame["fail"])
+                elif frame is not None:
+                    child.ready = "ready" in frame
+                elif now - child.started >= self._start_seconds:
+                    call = child.call()
+                    self._hung(HangError(NO_DEVICE, call.name if call else OTHER_CALL, now - child.started))
+                elif now >= patient:
+                    why = "hung" if self._driver_hang is not None or self._suspects.all() else "timeout"
+                    seconds = now - child.started
+                    raise RefusedError(why, why, f"the driver has been starting for {seconds:.0f} s")
+                else:
+                    self._wait(child, min(patient, now + _SLICE_SECONDS))
+                    self._refuse_when_quiet()
+        except EndedError as err:
+            self._drop(err.why)
+            self._pause()
+            raise _broken(f"failed at its start: {err}") from err
+        return child
+
+    # Waiting.
+
+    def _watch(self) -> HangWatch:
+        return HangWatch(self._call_deadline, self._deadline, self._clock)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._woken = False
+            self.read_once()
+            self._idle(self._clock() + self._interval)
+
+    def _idle(self, until: float) -> None:
+        """Hand on events and look after suspects until *until*, or until there is a reason to read."""
+        while not self._woken and not self._stopping.is_set() and (now := self._clock()) < until:
+            if self._child is not None and self._child.proven:
+                self._probe.start(now)
+            times = (until, self._suspects.next(), self._quiet_until if now < self._quiet_until else None)
+            next_time = min(time for time in times if time is not None)
+            if self._probe.child is not None:
+                next_time = now + _SLICE_SECONDS
+            child = self._child if self._child is not None and self._child.ready else None
+            try:
+                self._wait(child, max(next_time, now + 0.01))
+                if child is not None and self._frame(child) is not None:
+                    raise EndedError("it sent a frame that nobody asked for")
+            except EndedError as err:
+                log.warning("NVML child failed between readings: %s", err)
+                self._drop(err.why)
+                if child is not None and self._clock() - child.started > self._interval:
+                    return
+            if self._quiet_until and self._clock() >= self._quiet_until:
+                self._quiet_until = 0.0
+                log.info("quiesce has expired, the driver is read again")
+                return
+
+    def _wait(self, child: Child | None, until: float) -> None:
+        """Wait for *child*, the probe or other threads, at most until *until*; raises `EndedError`."""
+        probe = self._probe.child
+        watched: list[Any] = [self._waker, *(part for part in (child, probe) if part is not None)]
+        left = max(0.0, until - self._clock())
+        ready, _, _ = select.select(watched, [], [], left)
+        if self._waker in ready:
+            os.eventfd_read(self._waker)
+            self._woken = True
+        if probe is not None and self._probe.tend(readable=probe in ready):
+            self._woken = True
+        if child is not None and child in ready:
+            child.pump()
+
+    def _frame(self, child: Child) -> dict[str, Any] | None:
+        """Return the next frame that is no event, if one has arrived."""
+        while (frame := child.frame()) is not None:
+            if "event" not in frame:
+                return frame
+            self._tell(frame["event"])
+        return None
+
+    def _next(self, child: Child, watch: HangWatch, current: int) -> dict[str, Any]:
+        """Return the child's next frame; raises `HangError`, or `EndedError` when it is the child's fault."""
+        while (frame := self._frame(child)) is None:
+            hang = watch.look(child.call(), current)
+            if hang is not None:
+                if child.stopped():
+                    raise EndedError("somebody has stopped it", "stopped")
+                raise hang
+            self._wait(child, self._clock() + _SLICE_SECONDS)
+            self._refuse_when_quiet()
+        watch.heard()
+        return frame
+
+    def _tell(self, raw: Any) -> None:
+        """Hand an event of the driver on; a listener that breaks costs only itself."""
+        try:
+            event = driver_event(raw)
+        except ValueError:
+            self._errors.add(self.name, "bad_data")
+            return
+        if event.type == "mig_config":
+            # Instances came or went: the child lists them anew.
+            self._woken = True
+        for listener in self._event_listeners:
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a listener of events failed source=%s", self.name)
+                self._errors.add(self.name, "listener")
+
+    def _hung(self, hang: HangError) -> None:
+        """End the child; leave the device alone, or raise `RefusedError` when it is not one device's call."""
+        began = self._clock() - hang.seconds
+        self._drop("hung", hang.index)
+        if hang.index == NO_DEVICE:
+            if self._driver_hang is None:
+                self._driver_hang = (hang.name, began)
+                log.error("the driver hangs in %s for %.1f s", hang.name, hang.seconds)
+            self._pause()
+            raise RefusedError("hung", "hung", f"the driver has not returned from {hang.name}")
+        suspect = self._suspects.hung(hang.index, hang.name, began, self._clock())
+        self._known.down(hang.index, "hung")
+        if suspect.times == 1:
+            log.error("the driver hangs at device %d in %s for %.1f s", hang.index, hang.name, hang.seconds)
+
+    # Children.
+
+    def _refused(self, raw: Any) -> NoReturn:
+        """The child says that the driver cannot be read, and ends; raises `RefusedError`."""
+        self._drop("failed")
+        self._pause()
+        raise refusal(mapping(raw))
+
+    def _failed(self, refused: RefusedError) -> RefusedError:
+        """Take all devices down; their numbers go at once, for nobody knows them any more."""
+        if not refused.repeated:
+            self._why = refused
+        if self._known.all_down(refused.up):
+            self.publish(self._reading())
+        return refused
+
+    def _refuse_when_quiet(self) -> None:
+        if self._stopping.is_set() or self._clock() < self._quiet_until:
+            raise _QuietError
+
+    def _give_back(self) -> None:
+        """Release what is held of the driver."""
+        child = self._child
+        if child is not None:
+            if not self._stopping.is_set() and child.ready and not child.release(_RELEASE_SECONDS):
+                log.warning("NVML child keeps its handles, it is killed pid=%d", child.process.pid)
+            self._drop("quiesced")
+        self._probe.stop("quiesced")
+        self._failures, self._not_before = 0, 0.0
+        self._given_back.set()
+
+    def _drop(self, why: str, held_by: int | None = None) -> None:
+        child, self._child = self._child, None
+        self._crew.end(child, why, held_by)
 
     def _pause(self) -> None:
         self._not_before = self._clock() + _BACKOFF[min(self._failures, len(_BACKOFF) - 1)]
         self._failures += 1
 
-    def _recall(self) -> None:
-        """Once the driver has answered or failed, the devices of before the restart are judged with it."""
-        devices, self._remembered = self._remembered, ()
-        with self._lock:
-            for device in devices:
-                self._known.setdefault(device.uuid, device)
 
-    def _note(self, devices: list[Device], *, complete: bool, skipped: list[int]) -> None:
-        seen = {device.uuid for device in devices}
-        self._recall()
-        with self._lock:
-            self._answered = frozenset(seen)
-            for device in devices:
-                self._known[device.uuid] = device
-            for uuid, device in self._known.items():
-                if complete and uuid not in seen and int(device.gpu) not in skipped:
-                    # It was there and the driver no longer lists it.
-                    self._known[uuid] = replace(device, up=False, reason="missing")
-
-    def _device(self, raw: Mapping[str, Any]) -> Device | None:
-        index = str(raw["index"])
-        uuid = str(raw.get("uuid") or "")
-        if not uuid:
-            # Lost before this child saw it: the identity is the one an earlier child read.
-            with self._lock:
-                before = [device for device in self._known.values() if device.gpu == index]
-            return replace(before[0], up=False, reason=str(raw["reason"])) if before else None
-        gauges: dict[Key, float] = {}
-        counters: dict[Key, float] = {}
-        for name, labels, value in raw.get("values", ()):
-            quantity = QUANTITIES.get(name)
-            if quantity is None:
-                continue
-            values = counters if quantity.counter else gauges
-            values[(name, tuple(labels))] = value
-        pids = raw.get("pids")
-        return Device(
-            gpu=index,
-            uuid=uuid,
-            model=str(raw.get("model", "")),
-            pci=pci_address(str(raw.get("pci", ""))),
-            vbios=str(raw.get("vbios", "")),
-            mig=str(raw.get("mig", "")),
-            info={str(name): str(value) for name, value in raw.get("info", {}).items()},
-            up=bool(raw["up"]),
-            reason=str(raw["reason"]),
-            gauges=gauges,
-            counters=counters,
-            pids=None if pids is None else tuple(pids),
-            processes=tuple((int(p[0]), str(p[1]), p[2], str(p[3])) for p in raw.get("processes", ())),
-            limits={str(path): tuple(limit) for path, limit in raw.get("limits", {}).items()},
-        )
-
-
-def _failure(raw: Mapping[str, Any]) -> CollectError:
-    reason = _REASONS.get(int(raw.get("code", 0)), "bad_data")
-    hint = _HINTS.get(reason, "see the driver's log")
-    return CollectError(reason, f"NVML: {raw.get('name')} (code {raw.get('code')}); {hint}")
+def _broken(what: str) -> RefusedError:
+    return RefusedError("bad_data", "bad_data", f"the NVML child {what}")
