@@ -14,8 +14,9 @@ from typing import Any
 
 from tocsin_exporter.sources.nvml import gpm
 from tocsin_exporter.sources.nvml.calls import SESSION, Error, Library
-from tocsin_exporter.sources.nvml.plan import Plan
+from tocsin_exporter.sources.nvml.plan import Plan, wanted
 from tocsin_exporter.sources.nvml.processes import Processes
+from tocsin_exporter.sources.nvml.quantities import QUANTITIES
 from tocsin_exporter.sources.nvml.reads import GPM, Quantity, Scope
 
 __all__ = ["Instances", "profile_name"]
@@ -92,7 +93,8 @@ class Instances:
                 # It was destroyed, or the board is lost, which its own row says.
                 self._listed_at = None
                 continue
-            rows = [*rows, *more, ("mig_sms", (), float(instance.sms))]
+            own = [*more, ("mig_sms", (), float(instance.sms))]
+            rows += [row for row in own if wanted(QUANTITIES[row[0]], self._scope)]
             devices.append(
                 {
                     **instance.row,

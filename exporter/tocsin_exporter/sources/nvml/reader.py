@@ -16,7 +16,7 @@ from typing import Any
 from tocsin_exporter.sources.nvml import gpm, nvlink
 from tocsin_exporter.sources.nvml.calls import ERRORS, GONE, SESSION, SUCCESS, UNKNOWN, Error, Library
 from tocsin_exporter.sources.nvml.mig import Instances
-from tocsin_exporter.sources.nvml.plan import Plan
+from tocsin_exporter.sources.nvml.plan import Plan, wanted
 from tocsin_exporter.sources.nvml.processes import Processes
 from tocsin_exporter.sources.nvml.quantities import QUANTITIES
 from tocsin_exporter.sources.nvml.reads import DEEP, FABRIC, START, TIERS, Scope
@@ -91,7 +91,7 @@ class _Device:
             *nvlink.link_rows(self.scope, rows),
             *self._information(now),
         ]
-        rows += [row for row in own if TIERS.index(QUANTITIES[row[0]].tier) <= level]
+        rows += [row for row in own if wanted(QUANTITIES[row[0]], self.scope)]
         row = {
             **self.identity,
             "values": rows,
