@@ -478,3 +478,25 @@ def test_rules_are_bounded_and_taken_away(devices: Path) -> None:
     trouble.take_away_rules(devices, trouble.Rule.VALUE)
 
     assert [rule["kind"] for rule in trouble.rules(devices)] == [trouble.Rule.SLOW]
+
+
+def test_utilisation_by_process_is_told_once_per_sample(script: Script, devices: Path) -> None:
+    """A busy process has its share with a time; asked again from that time on, there is nothing yet (6)."""
+    got = script(
+        _INIT
+        + """
+import os
+from tocsin_lab.job.driver import Device
+d = Device()
+for _ in range(12):
+    d.launch(d.function("gemm_bf16"), 100000)
+d.synchronize()
+samples = n.nvmlDeviceGetProcessUtilization(h, 0)
+infos = n.nvmlDeviceGetProcessesUtilizationInfo(h, 0)
+print(json.dumps([[s.pid == os.getpid() for s in samples], samples[0].smUtil > 50, infos[0].smUtil > 50,
+  code(n.nvmlDeviceGetProcessUtilization, h, samples[0].timeStamp + 10**9)]))
+""",
+        devices,
+    )
+
+    assert got == [[True], True, True, 6]

@@ -77,10 +77,18 @@ def _bus(pci: str) -> str:
     return pci.rsplit(".", 1)[0]
 
 
-def xid(path: Path, pci: str, code: int, pid: int | None = None, process: str = "python3") -> str:
-    """Append an Xid record of the device at ``pci`` (``dddd:bb:dd.f``); returns its text."""
+def xid(
+    path: Path,
+    pci: str,
+    code: int,
+    pid: int | None = None,
+    process: str = "python3",
+    gpu_instance: int | None = None,
+) -> str:
+    """Append an Xid record of the device at ``pci`` (``dddd:bb:dd.f``), or one of its MIG instances."""
     who = f"pid={pid}, name={process}" if pid is not None else "pid='<unknown>', name=<unknown>"
-    text = f"NVRM: Xid (PCI:{_bus(pci)}): {code}, {who}, {XID_TEXTS.get(code, 'Ch 00000008')}"
+    where = f"PCI:{_bus(pci)}" + (f" GPU-I:{gpu_instance:02d}" if gpu_instance is not None else "")
+    text = f"NVRM: Xid ({where}): {code}, {who}, {XID_TEXTS.get(code, 'Ch 00000008')}"
     append(path, [text])
     return text
 
