@@ -242,6 +242,17 @@ def test_where_the_driver_shows_somebody_the_allocation_is_not_believed() -> Non
     assert {"slurm/a"} == node.jobs()
 
 
+@pytest.mark.parametrize(("name", "holds"), [("1", False), ("GPU-b", True), ("minor:1", True)])
+def test_a_job_at_work_holds_idle_devices_by_their_own_names_only(name: str, holds: bool) -> None:
+    """Its index 1 may be any board; a UUID and a device file are one."""
+    node = held_by_a()
+    node.add(gpu(1, "GPU-b"))
+    node.who.given = [Assignment(1, 90000, 900.0, "slurm/a", "0", (name,))]
+    node.read()
+
+    assert holds == ("slurm/a" in node.jobs("GPU-b"))
+
+
 def test_an_allocated_job_becomes_the_holder_by_use_without_losing_counts() -> None:
     """The same holder before and after its first process on the device."""
     node = Node()

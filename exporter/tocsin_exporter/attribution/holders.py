@@ -86,8 +86,12 @@ class Finder:
         free = {entry.subject for entry, device in devices if not device.pids} - {
             subject for subject, _ in claims.held
         }
+        at_work = {job for (_, job), claim in claims.held.items() if claim.listed}
         for each in assigned:
             for name in each.devices:
+                # An index may count the devices of the job alone; where the driver shows the job, it knows.
+                if name.isdigit() and each.job_id in at_work:
+                    continue
                 subject = resolve(each.pid, each.start_ticks, name)
                 if subject in free:
                     since = min(now, self._steady.started(each.start_time))

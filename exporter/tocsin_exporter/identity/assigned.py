@@ -14,6 +14,7 @@ _INDEX = re.compile(r"^\d{1,4}$")
 _UUID = re.compile(r"^GPU-[0-9a-fA-F-]{4,40}$")
 _MIG = re.compile(r"^MIG-(?:GPU-[0-9a-fA-F-]{4,40}/\d{1,3}/\d{1,3}|[0-9a-fA-F-]{4,40})$")
 _MOST = 64
+_SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,13 @@ def assigned_devices(facts: Facts, verdict: Verdict, by_uuid: Mapping[str, int])
         return visible
     if visible:
         found = device_indices(visible, facts.environ, verdict.allocator, by_uuid)
-        return tuple(map(str, found))
+        slurm = verdict.allocator == "slurm" and any(name in facts.environ for name in _SLURM_LISTS)
+        return tuple(f"minor:{index}" if slurm else str(index) for index in found)
     if "CUDA_VISIBLE_DEVICES" in facts.environ:
         # Set to nothing, or shared among ranks in a way that only the driver knows.
         return ()
     if verdict.allocator == "slurm":
-        for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        for name in _SLURM_LISTS:
             entries = _entries(facts.environ.get(name, ""))
             if entries:
                 numbered = all(_INDEX.match(entry) for entry in entries)
