@@ -94,8 +94,9 @@ class Node:
         log: str = "device",
         wall_ahead: float = 0.0,
         patience: float = 5.0,
+        sysfs: Path = Path("/nowhere"),
     ) -> None:
-        self.state, self.log = state, log
+        self.state, self.log, self.sysfs = state, log, sysfs
         self.clock = now
         self.wall_ahead = wall_ahead
         self.who = who or Who()
@@ -103,7 +104,7 @@ class Node:
         self.devices: dict[str, Device] = {}
         self.ledger = Attribution(
             self.who, StateFile(state), self.errors, boot_id=boot, log_identity=lambda: self.log,
-            sysfs=Path("/nowhere"), wall=lambda: self.clock + self.wall_ahead, clock=lambda: self.clock,
+            sysfs=sysfs, wall=lambda: self.clock + self.wall_ahead, clock=lambda: self.clock,
             patience=patience,
         )  # fmt: skip
 
@@ -122,6 +123,7 @@ class Node:
             who=who or self.who,
             boot=boot,
             log=self.log,
+            sysfs=self.sysfs,
             wall_ahead=self.wall_ahead,
         )
         fresh.devices = {name: change(device) for name, device in self.devices.items()}

@@ -85,7 +85,7 @@ class Ports:
         if place is None:
             place = locate(self._sysfs, address) if address else ((), -1)
             # A device that is not in sysfs yet is looked for again.
-            if place != ((), -1) and len(self._places) < 1024:
+            if len(self._places) < 1024 and (self._sysfs / "bus/pci/devices" / address).exists():
                 self._places[address] = place
         far = {port.name: distance(place, (port.pci_path, port.numa_node)) for port in ports}
         known = [steps for steps in far.values() if steps is not None]
