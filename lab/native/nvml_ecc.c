@@ -136,3 +136,30 @@ API nvmlReturn_t nvmlDeviceGetUnrepairableMemoryFlag_v1(nvmlDevice_t device, nvm
     status->flag = device->unrepairable_memory;
     return NVML_SUCCESS;
 }
+
+/* From driver 615 on: what is remapped already and what waits for a reset; banks instead of rows on Blackwell. */
+typedef struct { unsigned corrected, corrected_inactive, uncorrected, uncorrected_inactive, pending, failed; } nvmlRemappedRows_v2_t;
+
+API nvmlReturn_t nvmlDeviceGetRemappedRows_v2(nvmlDevice_t device, nvmlRemappedRows_v2_t *rows)
+{
+    ON_DEVICE(device, rows);
+    if (nvml_driver_major() < 615)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    SUPPORTED_IF(PROFILE.remap_banks && !nvml_mig_active(device));
+    *rows = (nvmlRemappedRows_v2_t){.corrected = device->remapped_rows[0], .uncorrected = device->remapped_rows[1],
+                                    .uncorrected_inactive = device->remap_pending, .pending = device->remap_pending,
+                                    .failed = device->remap_failed};
+    return NVML_SUCCESS;
+}
+
+typedef struct { unsigned active, inactive, pending, max_groups, no_groups; } nvmlBankRemapper_v1_t;
+
+API nvmlReturn_t nvmlDeviceGetBankRemapperStatus_v1(nvmlDevice_t device, nvmlBankRemapper_v1_t *status)
+{
+    ON_DEVICE(device, status);
+    if (nvml_driver_major() < 615)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    SUPPORTED_IF(PROFILE.architecture >= BLACKWELL && !nvml_mig_active(device));
+    *status = (nvmlBankRemapper_v1_t){.max_groups = PROFILE.remap_banks};
+    return NVML_SUCCESS;
+}

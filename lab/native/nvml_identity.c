@@ -277,3 +277,78 @@ API nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricI
         info->health_summary = (unsigned char)device->fabric_health_summary;
     return NVML_SUCCESS;
 }
+
+/* From driver 615 on, Blackwell: several cliques instead of one. */
+typedef struct {
+    unsigned char uuid[16];
+    nvmlReturn_t status;
+    struct { unsigned char type; unsigned id; } cliques[64];
+    unsigned clique_count;
+    unsigned char state;
+    unsigned health_mask;
+    unsigned char health_summary;
+} nvmlGpuFabricInfo_v4_t;
+
+API nvmlReturn_t nvmlDeviceGetGpuFabricInfo_v4(nvmlDevice_t device, nvmlGpuFabricInfo_v4_t *info)
+{
+    ON_DEVICE(device, info);
+    if (nvml_driver_major() < 615)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    SUPPORTED_IF(PROFILE.fabric);
+    memset(info, 0, sizeof *info);
+    copy_uuid(info->uuid);
+    info->status = (nvmlReturn_t)device->fabric_status;
+    info->cliques[0].id = device->fabric_clique;
+    info->clique_count = 1;
+    info->state = (unsigned char)device->fabric_state;
+    info->health_mask = (unsigned)VALUE(device, device->fabric_health_mask);
+    info->health_summary = (unsigned char)device->fabric_health_summary;
+    return NVML_SUCCESS;
+}
+
+/* Where in the rack, Blackwell and newer. On an eight-GPU board only the module differs. */
+typedef struct {
+    unsigned version;
+    char guid[16], chassis[16];
+    unsigned char slot, tray, host, peer, module;
+} nvmlPlatformInfo_t;
+
+API nvmlReturn_t nvmlDeviceGetPlatformInfo(nvmlDevice_t device, nvmlPlatformInfo_t *info)
+{
+    ON_DEVICE(device, info);
+    unsigned version = info->version;
+    if (version != VERSION_OF(*info, 1) && version != VERSION_OF(*info, 2))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    SUPPORTED_IF(PROFILE.architecture >= BLACKWELL);
+    memset(info, 0, sizeof *info);
+    info->version = version;
+    memcpy(info->chassis, "SIM-0000001", sizeof "SIM-0000001");
+    info->slot = info->host = 1;
+    info->peer = 1; /* through a switch */
+    info->module = (unsigned char)(device->minor + 1);
+    return NVML_SUCCESS;
+}
+
+typedef struct { unsigned version, state; } nvmlDramEncryptionInfo_t;
+
+API nvmlReturn_t nvmlDeviceGetDramEncryptionMode(nvmlDevice_t device, nvmlDramEncryptionInfo_t *current,
+                                                 nvmlDramEncryptionInfo_t *pending)
+{
+    ON_DEVICE(device, current && pending);
+    if (current->version != VERSION_OF(*current, 1) || pending->version != VERSION_OF(*pending, 1))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    SUPPORTED_IF(PROFILE.architecture >= BLACKWELL);
+    current->state = pending->state = 0;
+    return NVML_SUCCESS;
+}
+
+/* Frequency monitors: no fault, unless a rule says so. */
+typedef struct { unsigned status, count; struct { unsigned domain, faults; } list[32]; } nvmlClkMonStatus_t;
+
+API nvmlReturn_t nvmlDeviceGetClkMonStatus(nvmlDevice_t device, nvmlClkMonStatus_t *monitors)
+{
+    ON_DEVICE(device, monitors);
+    memset(monitors, 0, sizeof *monitors);
+    monitors->status = (unsigned)VALUE(device, 0);
+    return NVML_SUCCESS;
+}

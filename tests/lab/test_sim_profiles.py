@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tocsin_lab.errors import TargetError
+from tocsin_lab.sim.layout import Node
 from tocsin_lab.sim.node import create_node
 from tocsin_lab.sim.profiles import MIG_PROFILES, PROFILES
 
@@ -57,6 +58,9 @@ _CALLS = {
     "nvmlDeviceGetGspFirmwareVersion": dict.fromkeys(PROFILES, 0),
     "nvmlDeviceGetInforomImageVersion": dict.fromkeys(PROFILES, 0),
     "nvmlDeviceGetPowerManagementLimitConstraints": dict.fromkeys(PROFILES, 0),
+    "nvmlDeviceGetClkMonStatus": dict.fromkeys(PROFILES, 0),
+    "nvmlDeviceGetDramEncryptionMode": {**dict.fromkeys(PROFILES, 3), "B200": 0},
+    "nvmlDeviceGetRemappedRows_v2": dict.fromkeys(PROFILES, 13),
     "nvmlDeviceGetFanSpeed": dict.fromkeys(PROFILES, 3),
     "nvmlDeviceGetRetiredPagesPendingStatus": dict.fromkeys(PROFILES, 3),
     "nvmlDeviceGetMemoryLimits_v1": dict.fromkeys(PROFILES, 13),
@@ -99,7 +103,8 @@ def test_a_model_supports_what_its_board_does(
         + f"""
 arguments = {{"nvmlDeviceGetNvLinkState": (0,), "nvmlDeviceGetNvLinkErrorCounter": (0, 0),
   "nvmlDeviceGetApplicationsClock": (0,), "nvmlDeviceGetGpuFabricInfoV": (n.c_nvmlGpuFabricInfo_v3_t(),),
-  "nvmlDeviceGetMemoryLimits_v1": (n.c_nvmlGetMemoryLimits_v1_t(),)}}
+  "nvmlDeviceGetMemoryLimits_v1": (n.c_nvmlGetMemoryLimits_v1_t(),),
+  "nvmlDeviceGetRemappedRows_v2": (n.byref(n.c_nvmlRemappedRowsInfo_v2_t()),)}}
 arguments["nvmlDeviceGetGpuFabricInfoV"] = (n.byref(arguments["nvmlDeviceGetGpuFabricInfoV"][0]),)
 fields = n.nvmlDeviceGetFieldValues(h, [(number, 0) for number in range(1, 308)])
 metrics = []
@@ -201,6 +206,9 @@ print(json.dumps({"tlimits": [value(at) for at in (193, 194, 195, 196)],
 
 def test_a_newer_driver_brings_its_calls(script: Script, node: Callable[..., Path]) -> None:
     """With driver 615 memory limits can be read and set, and the remapper tells what is not active yet."""
+    devices = node("B200", driver="615.10.01")
+    with Node(devices) as mapped:
+        mapped.state.devices[0].remap_pending = 1
     got = script(
         HEAD
         + """
@@ -208,21 +216,31 @@ before, after = n.c_nvmlGetMemoryLimits_v1_t(), n.c_nvmlGetMemoryLimits_v1_t()
 n.nvmlDeviceGetMemoryLimits_v1(h, before)
 wanted = n.c_nvmlSetMemoryLimits_v1_t()
 wanted.softLimit, wanted.hardLimit = 1 << 30, n.NVML_DEVICE_MEMORY_LIMIT_MAX
+rows, banks = n.c_nvmlRemappedRowsInfo_v2_t(), n.c_nvmlEccBankRemapperStatus_v1_t()
+n.nvmlDeviceGetRemappedRows_v2(h, n.byref(rows))
+n.nvmlDeviceGetBankRemapperStatus_v1(h, n.byref(banks))
+fabric, platform = n.c_nvmlGpuFabricInfo_v4_t(), n.c_nvmlPlatformInfo_v2_t()
+n.nvmlDeviceGetGpuFabricInfo_v4(h, n.byref(fabric))
+n.nvmlDeviceGetPlatformInfo(h, n.byref(platform))
 set_code = code(n.nvmlDeviceSetMemoryLimits_v1, h, wanted)
 n.nvmlDeviceGetMemoryLimits_v1(h, after)
 import os
 print(json.dumps({"driver": n.nvmlSystemGetDriverVersion(), "unlimited": before.softLimit == 2**64 - 1,
   "set": set_code, "soft": after.softLimit if os.geteuid() == 0 else 1 << 30, "root": os.geteuid() == 0,
-  "fields": [value(301), value(302), value(307)]}))
+  "fields": [value(301), value(302), value(307)], "rows": [rows.uncActiveRemaps, rows.uncInactiveRemaps],
+  "banks": banks.histogram.maxSpareGroupCount, "fabric": [fabric.numCliques, fabric.state, fabric.healthMask],
+  "module": ord(platform.moduleId)}))
 """,
-        node("B200", driver="615.10.01"),
+        devices,
     )
 
     assert got["driver"] == "615.10.01"
     assert got["unlimited"]
     assert got["set"] == (0 if got["root"] else 4)
     assert got["soft"] == 1 << 30
-    assert got["fields"] == [0, 0, 0]
+    assert got["fields"] == [0, 1, 0]
+    assert (got["rows"], got["banks"], got["module"]) == ([0, 1], 4096, 1)
+    assert got["fabric"] == [1, 3, 0x51AA]
 
 
 def test_topology_follows_the_pcie_tree(script: Script, tmp_path: Path) -> None:
