@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.exporter.ledger_node import ECC, ENERGY, REMAPS, THROTTLE, Node, gpu, pci
 
+from tocsin_exporter.collectors.gpu import device_samples
 from tocsin_exporter.identity.assigned import Assignment
 from tocsin_exporter.sources.nvml.model import Device
 
@@ -73,6 +76,27 @@ def test_what_happens_to_the_gpu_is_told_to_all_and_what_it_used_to_none() -> No
         assert (2.0, 2.0, 2.0) == tuple(held.counters[key] for key in (REMAPS, ECC, THROTTLE))
         assert ENERGY not in held.counters
         assert "row_remap" in held.times
+
+
+def test_the_state_of_the_gpu_is_told_to_its_instances_and_what_it_draws_is_not() -> None:
+    """A throttled board throttles every instance; its power is no instance's."""
+    node = two_jobs()
+    throttled, power = ("throttle_active", ("hw_thermal",)), ("power_watts", ())
+    node.devices["GPU-a"] = replace(node.devices["GPU-a"], gauges={throttled: 1.0, power: 500.0})
+    node.read()
+    samples = [
+        (sample.family, sample.labels)
+        for sample in device_samples(
+            tuple(node.devices.values()), node.ledger.published().devices, prefixes=(), inverse=True
+        )
+    ]
+
+    for uuid, mig, job in ((A, "1/0", "slurm/a"), (B, "2/0", "slurm/b")):
+        labels = ("0", uuid, mig, job, "0")
+        assert ("tocsin_job_gpu_throttle_active", (*labels, "hw_thermal")) in samples
+        assert ("tocsin_job_gpu_memory_used_bytes", labels) in samples
+        assert ("tocsin_job_gpu_power_watts", labels) not in samples
+    assert ("tocsin_gpu_power_watts", ("0", "GPU-a", "")) in samples
 
 
 def test_zeros_of_the_gpu_s_events_exist_before_the_first_one() -> None:

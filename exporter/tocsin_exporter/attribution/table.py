@@ -7,7 +7,10 @@ from functools import cache
 from tocsin_exporter.attribution.holding import Key
 from tocsin_exporter.sources.nvml.quantities import QUANTITIES
 
-__all__ = ["EVENT_COUNTERS", "FOLLOWED", "HELD", "PORT_FOLLOWED", "WHOLE", "event_class", "is_event"]
+__all__ = [
+    "EVENT_COUNTERS", "FOLLOWED", "HELD", "PORT_FOLLOWED", "WHOLE", "WHOLE_READINGS", "event_class",
+    "is_event",
+]  # fmt: skip
 
 # Counters of devices to follow: True where they count events.
 FOLLOWED: dict[str, bool] = {
@@ -22,6 +25,12 @@ WHOLE = frozenset(
     row.name
     for row in QUANTITIES.values()
     if row.counter and row.held and (row.event or row.unit == "seconds")
+)
+# The same of its readings: states, clocks and temperatures are those of every instance, shares are nobody's.
+WHOLE_READINGS = frozenset(
+    row.name
+    for row in QUANTITIES.values()
+    if not row.counter and row.held and row.unit in ("", "hertz", "celsius")
 )
 # Counters of ports: failures are events, traffic is an amount.
 PORT_FOLLOWED = {"receive_bytes_total": False, "transmit_bytes_total": False, "errors_total": True}

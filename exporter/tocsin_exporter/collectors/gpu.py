@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tocsin_exporter.attribution import EVENT_COUNTERS, Attribution, HeldDevice
+from tocsin_exporter.attribution import EVENT_COUNTERS, WHOLE_READINGS, Attribution, HeldDevice
 from tocsin_exporter.collectors.base import Sample
 from tocsin_exporter.identity.resolver import Holder
 from tocsin_exporter.metrics import FAMILIES
@@ -43,13 +43,15 @@ def device_samples(
     """
     Yield the quantities whose names start with one of *prefixes* (or with none, when *inverse*).
 
-    Gauges of a job end with its last process, its counters when nobody accounts for them any more.
+    Gauges of a job end with its last process, its counters when nobody accounts for them any more. A job on a
+    MIG instance is told the state of the whole board as well, but not what the board draws or moves.
     """
 
     def wanted(name: str) -> bool:
         return name.startswith(prefixes) != inverse
 
     by_uuid = {device.uuid: device for device in devices if device.up}
+    whole = {device.gpu: device for device in by_uuid.values() if not device.mig}
     for device in by_uuid.values():
         for (name, more), value in (*device.gauges.items(), *device.counters.items()):
             if wanted(name):
@@ -57,7 +59,11 @@ def device_samples(
     for holder in held:
         here = by_uuid.get(holder.uuid)
         if here is not None and holder.active:
-            for (name, more), value in here.gauges.items():
+            gauges = here.gauges
+            if holder.mig and (board := whole.get(holder.gpu)) is not None:
+                shared = {key: value for key, value in board.gauges.items() if key[0] in WHOLE_READINGS}
+                gauges = {**shared, **gauges}
+            for (name, more), value in gauges.items():
                 family = f"tocsin_job_gpu_{name}"
                 if wanted(name) and family in FAMILIES and name not in _OF_PROCESSES:
                     yield Sample(family, (*holder_labels(holder), *more), value)
