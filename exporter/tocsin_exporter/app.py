@@ -184,6 +184,7 @@ def build(
         config.nvml_deadline,
         max_age,
         errors,
+        call_deadline=config.nvml_call_deadline,
         tier=config.tier.value,
         sysfs=config.sysfs,
         procfs=config.procfs,

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,21 @@ def _parser() -> argparse.ArgumentParser:
         dest="deadline",
         default="3s",
         metavar="DURATION",
-        help="longest cycle (default: %(default)s)",
+        help="longest time for one GPU and about that of a cycle; then it hangs (default: %(default)s)",
+    )
+    add(
+        "--nvml.call-deadline",
+        dest="call_deadline",
+        default="2s",
+        metavar="DURATION",
+        help="longest time for one call of the driver; then it hangs (default: %(default)s)",
+    )
+    add(
+        "--control.socket",
+        dest="control",
+        default="/run/tocsin-exporter/control.sock",
+        metavar="FILE",
+        help="where root asks to quiesce; empty turns it off (default: %(default)s)",
     )
     add(
         "--collect.interval",
@@ -116,6 +131,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--once", action="store_true", help="print one scrape and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     commands.add_parser("doctor", help="what this node offers and lacks, and what each lack costs")
+    quiesce = commands.add_parser(
+        "quiesce", help="let go of all devices for a while, for a reset or a MIG change"
+    )
+    choice = quiesce.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--for", dest="seconds", metavar="DURATION", help="let go for so long, at most 1h")
+    choice.add_argument("--status", action="store_true", help="say whether and until when it has let go")
+    choice.add_argument("--end", action="store_true", help="read the devices again now")
+    quiesce.add_argument("--socket", default="", metavar="FILE", help="the exporter's --control.socket")
     one = commands.add_parser("identity", help="what is believed about a process, and from which source")
     one.add_argument("pid", metavar="PID", help="the process")
     for name, what in (("parse-log", "job output"), ("parse-kmsg", "a kernel log")):
@@ -153,6 +176,8 @@ def _config(args: argparse.Namespace) -> Config:
         nvml_library=Path(args.nvml).absolute() if args.nvml else None,
         interval=settings.parse_duration("--collect.interval", args.interval, 0.5, 300),
         nvml_deadline=settings.parse_duration("--nvml.deadline", args.deadline, 0.1, 60),
+        nvml_call_deadline=settings.parse_duration("--nvml.call-deadline", args.call_deadline, 0.1, 60),
+        control=settings.parse_socket("--control.socket", args.control),
         only_env=settings.parse_assignment("--identity.only-env", args.only_env) if args.only_env else None,
         collectors=frozenset(name for name in COLLECTORS if getattr(args, f"collector_{name}")),
         ebpf_backend=args.ebpf,
@@ -192,6 +217,8 @@ def _run(args: argparse.Namespace) -> int:
         from tocsin_exporter.parser import cli as parser_cli
 
         return int(parser_cli.run(args.file))
+    if args.command == "quiesce":
+        return _quiesce(args)
     config = _config(args)
     if args.command == "doctor":
         from tocsin_exporter import doctor
@@ -203,8 +230,26 @@ def _run(args: argparse.Namespace) -> int:
     return _once(config) if args.once else _serve(config)
 
 
+def _quiesce(args: argparse.Namespace) -> int:
+    from tocsin_exporter import control
+
+    path = settings.parse_socket("--socket", args.socket or args.control)
+    if path is None:
+        raise ConfigError("--socket: the control socket is off; name the exporter's --control.socket")
+    request: dict[str, Any] = {"command": "status" if args.status else "end"}
+    if args.seconds is not None:
+        seconds = settings.parse_duration("--for", args.seconds, 1, control.LONGEST_SECONDS)
+        request = {"command": "quiesce", "seconds": seconds}
+    answer = control.ask(path, request)
+    until = answer.get("until")
+    when = f"until {datetime.fromtimestamp(until).astimezone():%Y-%m-%d %H:%M:%S %z}: " if until else ""
+    print(f"{when}{answer.get('detail')}")
+    return 0 if answer.get("ok") else 1
+
+
 def _serve(config: Config) -> int:
     from tocsin_exporter.app import build
+    from tocsin_exporter.control import ControlServer
     from tocsin_exporter.web.reload import Reloader
     from tocsin_exporter.web.server import MetricsServer
 
@@ -218,10 +263,16 @@ def _serve(config: Config) -> int:
     server.start()
     for (host, _), port in zip(config.listen, server.ports, strict=True):
         log.info("listening %s address=%s port=%d node=%s", server.scheme, host or "*", port, config.node)
+    control = ControlServer(config.control, app.nvml) if config.control is not None else None
     try:
+        # Before the devices are read: what was asked before a restart still holds.
+        if control is not None:
+            control.start()
         app.start()
         done.wait()
     finally:
+        if control is not None:
+            control.stop()
         server.stop()
         app.stop()
     return 0

@@ -11,7 +11,15 @@ from tocsin_common import durations
 from tocsin_exporter.errors import ConfigError
 from tocsin_exporter.metrics import Tier
 
-__all__ = ["COLLECTORS", "Config", "parse_address", "parse_assignment", "parse_duration", "parse_node"]
+__all__ = [
+    "COLLECTORS",
+    "Config",
+    "parse_address",
+    "parse_assignment",
+    "parse_duration",
+    "parse_node",
+    "parse_socket",
+]
 
 # One name each: file, flag, label value, golden file.
 COLLECTORS = ("gpu", "gpu_events", "pcie", "identity", "cuda", "nccl", "output", "exits", "fabric", "host")
@@ -26,9 +34,9 @@ class Config:
     The exporter's settings.
 
     ``listen`` holds host ("" for all) and port of each address, ``web_config`` the file with certificates
-    and users. ``interval`` and ``nvml_deadline`` are seconds. ``only_env`` limits identity to processes
-    with that variable, so that several virtual nodes can share one kernel. ``collectors`` are
-    the names turned on.
+    and users, ``control`` the socket of `control`. ``interval`` and the deadlines are seconds. ``only_env``
+    limits identity to processes with that variable, so that several virtual nodes can share one kernel.
+    ``collectors`` are the names turned on.
     """
 
     listen: tuple[tuple[str, int], ...] = (("", 9836),)
@@ -41,6 +49,8 @@ class Config:
     nvml_library: Path | None = None
     interval: float = 5.0
     nvml_deadline: float = 3.0
+    nvml_call_deadline: float = 2.0
+    control: Path | None = None
     only_env: tuple[str, str] | None = None
     collectors: frozenset[str] = frozenset(COLLECTORS)
     ebpf_backend: str = "libbpf"
@@ -75,6 +85,16 @@ def parse_address(flag: str, text: str) -> tuple[str, int]:
             f"{flag}: {text!r} is not an address; write [host]:port, for example 127.0.0.1:9836"
         )
     return host, int(port)
+
+
+def parse_socket(flag: str, text: str) -> Path | None:
+    """Return the path of a socket, None for an empty text."""
+    if not text:
+        return None
+    # The kernel keeps it in 108 bytes with the end; what is written beside it needs a few more characters.
+    if not text.startswith("/") or len(text.encode()) > 100 or "\0" in text:
+        raise ConfigError(f"{flag}: {text!r} is not an absolute path of at most 100 bytes")
+    return Path(text)
 
 
 def parse_assignment(flag: str, text: str) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from tocsin_exporter.cli import main
 from tocsin_lab.sim.layout import Node
 from tocsin_lab.sim.node import create_node
 
-COMMAND = (sys.executable, "-m", "tocsin_exporter", "--ebpf.backend", "off")
+COMMAND = (sys.executable, "-m", "tocsin_exporter", "--ebpf.backend", "off", "--control.socket", "")
 
 
 def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:

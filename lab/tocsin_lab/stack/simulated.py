@@ -47,7 +47,10 @@ def job(run: RunDir, plan: LabPlan) -> list[Part]:
 def exporter_flags(run: RunDir, node: str) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the flags that point an exporter at a simulated node, and its environment."""
     paths = NodePaths(run.root, node)
+    # A socket's path has little room, and a run directory may lie anywhere.
+    control = str(paths.devices.parent / "control" / "socket")
     flags = (
+        *("--control.socket", control if len(control.encode()) <= 100 else ""),
         *("--path.sysfs", str(paths.sysfs)),
         *("--path.kmsg", str(paths.kmsg)),
         *("--nvml.library", str(library_folder(run) / "libnvidia-ml.so.1")),

@@ -17,13 +17,15 @@ log = logging.getLogger(__name__)
 
 # Children that SIGKILL does not end sit in the driver; more of them would only pile up there.
 MOST_STUCK = 3
+# Why a child ends before its time.
+ENDS = ("hung", "ended", "stopped", "failed", "memory", "quiesced")
 
 
 class Crew:
     """Ends children and keeps account of them. Those that do not die are reaped when they do."""
 
     def __init__(self) -> None:
-        self.ends: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter(dict.fromkeys(ENDS, 0))
         self.stuck: list[Child] = []
 
     def full(self) -> bool:
