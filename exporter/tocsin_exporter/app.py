@@ -226,7 +226,8 @@ def build(
     nvml.listen(devices_read)
     fabric_source.listen(attribution.on_ports)
     # Polled counters are read again when a holder comes or goes.
-    resolver.subscribe(lambda _: nvml.poke(), lambda _: nvml.poke())
+    resolver.subscribe(lambda _: nvml.poke(), attribution.on_left)
+    resolver.subscribe(lambda _: None, lambda _: nvml.poke())
 
     bpf: BpfSource | None = None
     if config.ebpf_backend != "off" and wanted & {"cuda", "nccl", "output", "exits"}:

@@ -131,6 +131,17 @@ def test_an_allocated_instance_has_a_holder(name: str) -> None:
     assert (B, "2/0", "slurm/idle", "4") == (held.uuid, held.mig, held.job_id, held.rank)
 
 
+def test_an_instance_that_is_taken_apart_is_held_by_nobody() -> None:
+    """The GPU answers without it: its job, which lives on elsewhere, no longer holds it."""
+    node = two_jobs()
+    del node.devices[f"{A}1/0"]
+    node.read()
+    held = node.held("slurm/a", A)
+
+    assert held is not None
+    assert not held.active
+
+
 def test_instances_that_are_gone_are_forgotten() -> None:
     """A day of reconfiguration leaves nothing behind."""
     node = two_jobs()

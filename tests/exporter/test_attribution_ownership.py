@@ -352,6 +352,51 @@ def test_what_happened_unseen_while_the_holder_changed_is_nobody_s() -> None:
     assert 3 == node.unattributed
 
 
+def test_a_job_that_ends_while_the_driver_is_silent_ends_there_and_then() -> None:
+    """No reading tells it, as in a hang or while the devices are let go of; the end of its process does."""
+    node = held_by_a()
+    (process,) = node.who.members
+    node.who.end(1)
+    node.ledger.on_left(process)
+    left = node.held("slurm/a")
+    node.clock += 100
+    node.event()
+    node.grow("GPU-a", REMAPS, 3)
+    node.use("GPU-a")
+    node.read(passed=100)
+
+    assert left is not None
+    assert not left.active
+    assert (0, 0.0) == (node.xids("slurm/a"), node.counter("slurm/a", REMAPS))
+    assert 3 == node.unattributed
+
+
+def test_the_end_of_one_rank_of_a_job_ends_nothing() -> None:
+    """As long as the job has another process the driver decides what it holds."""
+    node = held_by_a()
+    (process,) = node.who.members
+    node.who.start(2, "slurm/a", "1")
+    node.who.end(1)
+    node.ledger.on_left(process)
+    held = node.held("slurm/a")
+
+    assert held is not None
+    assert held.active
+
+
+def test_a_job_that_left_a_silent_device_gets_nothing_of_the_silence() -> None:
+    """It lives on elsewhere, and when it left nobody saw."""
+    node = held_by_a()
+    node.add(gpu(1, "GPU-b", 1))
+    node.read()
+    node.read(without=("GPU-a",))
+    node.use("GPU-a")
+    node.grow("GPU-a", REMAPS, 3)
+    node.read(passed=300)
+
+    assert (0.0, 3) == (node.counter("slurm/a", REMAPS), node.unattributed)
+
+
 def test_devices_without_a_uuid_are_nobody_s() -> None:
     """Two of them are not taken for one; that they are left out is counted once."""
     node = Node()

@@ -70,8 +70,9 @@ class Entry:
     """
     One GPU, or one MIG instance of one (``mig`` is then not empty).
 
-    ``read`` is the steady time of the last reading, None where nobody looked since a restart; ``listed`` that
-    of the last one in which the driver told the processes.
+    ``read`` is the steady time of the last reading, None where nobody looked since a restart, ``before`` that
+    of the one before; ``listed`` that of the last one in which the driver told the processes. ``blind``:
+    nobody looked for long before the last reading.
     """
 
     gpu: str
@@ -84,16 +85,16 @@ class Entry:
     listed: float | None = None
     seen: float = 0.0
     pace: float = _LONGEST_PACE
+    before: float | None = None
+    blind: bool = False
 
-    def blind(self, now: float) -> bool:
-        """Say whether nobody looked at the device for much longer than usual before *now*."""
-        if self.read is None:
-            return True
-        passed = now - self.read
-        if passed > max(LINGER_SECONDS, 2.5 * self.pace):
-            return True
-        self.pace = passed
-        return False
+    def look(self, now: float) -> None:
+        """Note that the device answers now, and whether nobody looked for much longer than usual before."""
+        self.before, self.read = self.read, now
+        passed = now - self.before if self.before is not None else None
+        self.blind = passed is None or passed > max(LINGER_SECONDS, 2.5 * self.pace)
+        if passed is not None and not self.blind:
+            self.pace = passed
 
     @property
     def subject(self) -> str:

@@ -135,9 +135,10 @@ class Holding:
         end = self.periods[-1][1]
         return end is None or now - end <= LINGER_SECONDS
 
-    def left_at(self, now: float) -> bool:
-        """Whether its last process was found gone at *now*."""
-        return self.periods[-1][1] == now
+    def there_after(self, when: float | None) -> bool:
+        """Whether it was on the device after *when*, the reading before."""
+        end = self.periods[-1][1]
+        return end is None or (when is not None and end > when)
 
     def expired(self, now: float) -> bool:
         """Whether nothing of it is served any more."""

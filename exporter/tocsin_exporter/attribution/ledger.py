@@ -29,13 +29,15 @@ from typing import Any
 from tocsin_exporter.attribution.devices import Devices, Entry
 from tocsin_exporter.attribution.events import Events, Gap, record_of
 from tocsin_exporter.attribution.holders import Claims, Finder
-from tocsin_exporter.attribution.holding import Holding, number, served
+from tocsin_exporter.attribution.holding import Holding, number
 from tocsin_exporter.attribution.holdings import Holdings
-from tocsin_exporter.attribution.model import DeviceEvents, HeldDevice, HeldPort, Published, Who
+from tocsin_exporter.attribution.model import Published, Who
 from tocsin_exporter.attribution.ports import Ports
+from tocsin_exporter.attribution.publish import publish
 from tocsin_exporter.attribution.steady import Steady
-from tocsin_exporter.attribution.table import FOLLOWED, HELD, WHOLE, event_class, is_event
+from tocsin_exporter.attribution.table import FOLLOWED, HELD, WHOLE, event_class
 from tocsin_exporter.attribution.writer import Writer
+from tocsin_exporter.identity.model import ProcessIdentity
 from tocsin_exporter.sources.kmsg import KernelEvent
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.model import Device, NvmlReading
@@ -136,6 +138,9 @@ class Attribution:
             here = self._place(reading, now)
             dirty = False
             if self._may_settle():
+                for entry, device in here:
+                    if device.up:
+                        entry.look(now)
                 claims = self._finder.find(here, now)
                 self._settle(here, claims)
                 self._unmatched = claims.unmatched
@@ -161,6 +166,26 @@ class Attribution:
             if self._settle_from is None:
                 self._events.place(self._steady.now())
             self._commit(dirty=True)
+
+    def on_left(self, who: ProcessIdentity) -> None:
+        """
+        Hear that a process ended, from the identity's thread.
+
+        The next reading tells the same, but there is none while the driver hangs or is left alone.
+        """
+        with self._lock:
+            if self._settle_from is not None:
+                return
+            alive = {each.job_id for each in self._identity.living()}
+            alive |= {each.job_id for each in self._identity.assigned()}
+            if who.job_id in alive:
+                return
+            now = self._steady.now()
+            left = [each for each in self._held if each.active and each.job_id == who.job_id]
+            for holding in left:
+                holding.release(now)
+            if left:
+                self._commit(dirty=True)
 
     def on_ports(self, ports: tuple[Port, ...]) -> None:
         """Take a reading of the ports in."""
@@ -207,13 +232,19 @@ class Attribution:
             if came:
                 self._events.late(holding)
                 dirty = True
-        told = {entry.subject for entry, device in here if _tells(entry, device)}
+        told = _telling(here) | self._taken_apart(here)
         for holding in self._held:
-            gone = (holding.subject, holding.job_id) not in claims.held
-            # A device that did not answer tells nothing about who left it.
-            if holding.active and gone and (holding.subject in told or holding.job_id not in claims.alive):
+            if not holding.active or (holding.subject, holding.job_id) in claims.held:
+                continue
+            entry = self._devices.entries.get(holding.subject)
+            if holding.job_id in claims.alive and holding.subject not in told:
+                # A device that did not answer tells nothing about who left it.
+                continue
+            if entry is not None and holding.subject in told and entry.blind and entry.before is not None:
+                holding.cut(entry.before)
+            else:
                 holding.release(now)
-                dirty = True
+            dirty = True
         for entry, device in here:
             if device.up and device.pids is not None:
                 entry.listed = now
@@ -222,12 +253,21 @@ class Attribution:
             self._errors.add("attribution", "too_many_holders", early)
         return dirty or expired
 
+    def _taken_apart(self, here: list[tuple[Entry, Device]]) -> set[str]:
+        """Return the MIG instances that are not there although their GPU answers."""
+        seen = {entry.subject for entry, _ in here}
+        return {
+            part.subject
+            for entry, device in here
+            if device.up
+            for part in self._devices.instances_of(entry)
+            if part.subject not in seen
+        }
+
     def _count(self, entry: Entry, device: Device, now: float) -> bool:
         """Give the growth of the device's counters to its holders; return whether events were among it."""
         if not device.up:
             return False
-        blind = entry.blind(now)
-        entry.read = now
         events, amounts = self._devices.gains(entry, device.counters)
         grown = {key: gain for key, gain in events.items() if gain}
         kinds = {kind for key in grown if (kind := event_class(key))}
@@ -243,7 +283,7 @@ class Attribution:
             taken |= not holding.fresh
             self._note(holding, kinds, wall)
             holding.add(told_events)
-            if holding.active or holding.left_at(now):
+            if holding.there_after(entry.before):
                 holding.add(amounts.items())
             holding.fresh = False
         for part in self._devices.instances_of(entry):
@@ -254,7 +294,7 @@ class Attribution:
                     holding.add(told_whole)
         for kind in kinds:
             entry.log.note(kind, wall)
-        if grown and blind and not taken:
+        if grown and entry.blind and not taken:
             self._events.unattributed += int(sum(gain for key, gain in grown.items() if key[0] in HELD))
         return bool(grown)
 
@@ -288,7 +328,7 @@ class Attribution:
             return
         self._settle_from = None
         gap = self._events.gap
-        told = {entry.subject for entry, device in here if _tells(entry, device)}
+        told = _telling(here)
         for holding in self._held:
             gone = holding.subject in told and (holding.subject, holding.job_id) not in claims.held
             if holding.active and gap is not None and (gone or holding.job_id not in claims.alive):
@@ -337,12 +377,13 @@ class Attribution:
 
     def _state(self) -> dict[str, Any]:
         """Return what must survive a restart."""
+        log_identity = self._log_identity()
         with self._lock:
             self._last_mark = self._clock()
             self._pending = self._snapshot()
             return {
                 "boot_id": self._boot_id,
-                "log": self._log_identity(),
+                "log": log_identity,
                 "cursor": self.cursor,
                 "saved": self._steady.now(),
                 "offset": self._steady.offset,
@@ -371,47 +412,20 @@ class Attribution:
             self._published = self._snapshot() if self._writer.clean() else self._pending
 
     def _snapshot(self) -> Published:
-        now = self._steady.now()
-        entries = self._devices.entries
-        return Published(
-            events=tuple(
-                DeviceEvents(
-                    entry.gpu, entry.uuid, entry.mig,
-                    dict(entry.log.xid), dict(entry.log.codes), dict(entry.log.times),
-                )
-                for entry in self._devices.whole()
-            ),
-            devices=tuple(
-                HeldDevice(
-                    gpu=entry.gpu,
-                    uuid=entry.uuid,
-                    mig=entry.mig,
-                    job_id=holding.job_id,
-                    rank=holding.rank,
-                    active=holding.active,
-                    owner=holding.accountable(now),
-                    counters=served(holding, now, is_event),
-                    xid=dict(holding.xid),
-                    times=dict(holding.times),
-                )
-                for holding in self._held
-                if (entry := entries.get(holding.subject)) is not None
-            ),
-            ports=tuple(
-                HeldPort(
-                    holding.subject,
-                    holding.job_id,
-                    holding.active,
-                    holding.accountable(now),
-                    served(holding, now, is_event),
-                )
-                for holding in self._ports.held
-            ),
+        return publish(
+            self._devices,
+            self._held,
+            self._ports.held,
+            self._steady.now(),
             unattributed=self._events.unattributed + self._ports.unattributed,
             unmatched=self._unmatched,
-        )  # fmt: skip
+        )
 
 
-def _tells(entry: Entry, device: Device) -> bool:
-    """Say whether the reading tells who left the device: one that lists its processes at times did so now."""
-    return device.up and (device.pids is not None or entry.listed is None)
+def _telling(here: list[tuple[Entry, Device]]) -> set[str]:
+    """Return the devices whose reading tells who left them: one that lists its processes at times did so."""
+    return {
+        entry.subject
+        for entry, device in here
+        if device.up and (device.pids is not None or entry.listed is None)
+    }

@@ -27,6 +27,7 @@ class Ports:
         self._places: dict[str, _Place] = {}
         # Ports that nobody looked at since a restart.
         self._unread: set[str] = set()
+        self._read: dict[str, float] = {}
         self.unattributed = 0
 
     def read(self, ports: tuple[Port, ...], users: Mapping[str, tuple[set[str], float]], now: float) -> bool:
@@ -45,12 +46,13 @@ class Ports:
                 if holding.accountable(now):
                     taken |= not holding.fresh
                     holding.add(events.items())
-                    if holding.active or holding.left_at(now):
+                    if holding.there_after(self._read.get(port.name)):
                         holding.add(amounts.items())
                     holding.fresh = False
             if grown and port.name in self._unread and not taken:
                 self.unattributed += int(grown)
             self._unread.discard(port.name)
+            self._read[port.name] = now
             dirty |= grown > 0
         return dirty
 
