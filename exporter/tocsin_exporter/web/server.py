@@ -40,9 +40,12 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # In one round of the loop. A handshake costs up to two milliseconds, and who asks for one pays nothing.
 _ACCEPTS, _HANDSHAKES = 64, 4
-# Enough for a scrape on a local network at once; the kernel would else keep megabytes for a silent reader.
-_SEND_BUFFER = 256 * 1024
+# The kernel would else keep megabytes for each silent reader, and counts them to the unit's memory. A packed
+# scrape fits in; a request has at most 16 KiB.
+_SEND_BUFFER, _RECEIVE_BUFFER = 64 * 1024, 32 * 1024
 _PAUSE = 0.2
+# Each holds 45 KiB. Who is near answers within the time in which so many others are begun.
+_MOST_SHAKING = 128
 
 
 class Limits:
@@ -59,7 +62,7 @@ class Limits:
     answer = 30.0
     drain = 1.0
     # Answers that were made and not taken; one of 10,000 series has 2 MiB.
-    unread = 16 << 20
+    unread = 8 << 20
     connections = 512
 
     def room(self) -> int:
@@ -165,6 +168,7 @@ class _Loop:
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host not in ("", "::"))
             listener.bind(where)
@@ -346,20 +350,10 @@ class _Loop:
             self._close(min(spent, key=lambda one: one.since))
             return True
         quiet = [one for one in self._connections.values() if one.phase in (*UNFINISHED, Phase.IDLE)]
-        # Of whoever has most of them, so that a crowd from elsewhere cannot push a scraper out.
-        per_address = Counter(one.address for one in quiet)
-        most = max(per_address, key=per_address.__getitem__, default="")
-        before = time.monotonic() - self._limits.grace
-        # Those that never asked go before those that did and may ask again.
-        spare = [one for one in quiet if one.phase is Phase.IDLE or one.since <= before]
-        oldest = min(
-            (one for one in spare if one.address == most),
-            key=lambda one: (one.phase is Phase.IDLE, one.since),
-            default=None,
-        )
-        if oldest is None:
+        least = _least_missed(quiet, time.monotonic() - self._limits.grace)
+        if least is None:
             return False
-        self._cut(oldest, reason, f"{len(self._connections)} connections")
+        self._cut(least, reason, f"{len(self._connections)} connections")
         return True
 
     def _sweep(self) -> None:
@@ -419,9 +413,11 @@ class _Loop:
         elif first == b"\x16" and settings.tls is not None:
             from tocsin_exporter.web.tls import TlsStream
 
-            deadline = connection.deadline
-            connection.enter(Phase.HANDSHAKE, 0.0)
-            connection.deadline = deadline
+            shaking = [one for one in self._connections.values() if one.phase is Phase.HANDSHAKE]
+            if len(shaking) >= _MOST_SHAKING and (least := _least_missed(shaking, time.monotonic())):
+                self._cut(least, "crowded", f"{len(shaking)} handshakes")
+            # Its time and its age go on: a handshake is part of asking.
+            connection.phase = Phase.HANDSHAKE
             connection.stream = TlsStream(sock, settings.tls, settings.allowed_sans)
             self._shake(connection)
         else:
@@ -538,3 +534,23 @@ class _Loop:
             if len(held) < 2 or sum(held.values()) <= self._limits.unread:
                 return
             self._cut(writing.pop(), "unread", "its answer was not taken")
+
+
+def _least_missed(quiet: Sequence[Connection], before: float) -> Connection | None:
+    """
+    Return the oldest of whoever has most of *quiet*: a crowd from elsewhere cannot push a scraper out.
+
+    None when it has none that has rested after a request or was unfinished already at *before*.
+    """
+    per_address = Counter(one.address for one in quiet)
+    most = max(per_address, key=per_address.__getitem__, default="")
+    # Those that never asked go before those that did and may ask again.
+    return min(
+        (
+            one
+            for one in quiet
+            if one.address == most and (one.phase is Phase.IDLE or one.since <= before)
+        ),
+        key=lambda one: (one.phase is Phase.IDLE, one.since),
+        default=None,
+    )
