@@ -70,6 +70,17 @@ def test_a_changed_holder_gets_nothing_of_the_gap(tmp_path: Path) -> None:
     assert 4 == again.unattributed
 
 
+def test_a_start_known_to_a_second_puts_nobody_on_both_sides_of_a_short_gap(tmp_path: Path) -> None:
+    """A kill, an Xid and another job within a second: nobody's all the same."""
+    node = on_disk(tmp_path)
+    again = node.again(passed=1.0, who=another_job(node.clock - 0.5))
+    again.use("GPU-a", 2)
+    again.event(seq=3, ago=0.6)
+    again.read()
+
+    assert (0, 0, 1) == (again.xids("slurm/a"), again.xids("slurm/b"), again.unattributed)
+
+
 def test_a_job_that_lives_but_left_the_device_gets_nothing_of_the_gap(tmp_path: Path) -> None:
     """The holder of a device is compared, not the list of jobs."""
     node = on_disk(tmp_path)

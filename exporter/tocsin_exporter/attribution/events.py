@@ -90,6 +90,11 @@ class Events:
         self.unattributed = 0
         self.dropped = 0
 
+    def not_in_gap(self, since: float) -> float:
+        """Return from when on a holder that returned at *since* counts: not from in the gap or before."""
+        # A process's start, known to a second, must not put it on both sides.
+        return max(since, self.gap.end) if self.gap is not None and self.gap.same_boot else since
+
     def take(self, records: Iterable[Record]) -> None:
         """Take new events in; they are given out by `place`."""
         for record in records:
@@ -143,7 +148,11 @@ class Events:
         candidates = [holding for part in self._parts(record) for holding in self._held.of(part.subject)]
         if self.gap is not None and self._in_gap(record):
             # Only who was there when the gap began is known to have been there in it.
-            chosen = [each for each in candidates if each.covers(record.time, since=self.gap.start)]
+            chosen = [
+                each
+                for each in candidates
+                if each.restored and each.covers(record.time, since=self.gap.start)
+            ]
         else:
             chosen = [each for each in candidates if each.covers(record.time)] or [
                 each for each in candidates if each.covers(record.time, slack=_SLACK_SECONDS)
@@ -173,7 +182,6 @@ class Events:
         return {
             "unattributed": self.unattributed,
             "waiting": [_row(record) for record in list(self._waiting.values())[-_MOST_SAVED:]],
-            "recent": [_row(record) for record in list(self._recent.values())[-_MOST_SAVED:]],
         }
 
     def restore(self, raw: Mapping[str, Any], *, same_boot: bool) -> None:
@@ -183,9 +191,6 @@ class Events:
             return
         for row in raw["waiting"][:_MOST_SAVED]:
             self.take([_record(row)])
-        for row in raw["recent"][:_MOST_SAVED]:
-            record = _record(row)
-            self._recent[(*record.moment(), frozenset(record.given))] = record
 
 
 def _count(record: Record, holding: Holding) -> None:
@@ -197,13 +202,12 @@ def _count(record: Record, holding: Holding) -> None:
 
 def _row(record: Record) -> list[Any]:
     return [
-        record.address, record.instance, record.kind, record.cls, record.time, record.wall, record.count,
-        [list(pair) for pair in sorted(record.given)], record.board,
+        record.address, record.instance, record.kind, record.cls, record.time, record.wall, record.count
     ]  # fmt: skip
 
 
 def _record(row: Any) -> Record:
-    address, instance, kind, cls, time, wall, count, given, board = row
+    address, instance, kind, cls, time, wall, count = row
     return Record(
         text(address),
         text(instance),
@@ -212,6 +216,4 @@ def _record(row: Any) -> Record:
         number(time),
         number(wall),
         int(number(count)),
-        {(text(subject), text(job)) for subject, job in given[:256]},
-        text(board),
     )

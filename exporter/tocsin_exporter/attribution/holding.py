@@ -113,6 +113,8 @@ class Holding:
     times: dict[str, float] = field(default_factory=dict)
     # What a device did up to the reading that first shows the holder is not its doing.
     fresh: bool = True
+    # Known from before a restart.
+    restored: bool = False
 
     @property
     def rank(self) -> str:
@@ -221,6 +223,7 @@ class Holding:
             xid=counts(raw["xid"]),
             times=times(raw["times"]),
             fresh=False,
+            restored=True,
         )
 
 

@@ -228,7 +228,7 @@ class Attribution:
                     continue
                 came = True
             else:
-                came = holding.hold(claim.since, now, ranks)
+                came = holding.hold(self._events.not_in_gap(claim.since), now, ranks)
             if came:
                 self._events.late(holding)
                 dirty = True
