@@ -44,8 +44,12 @@ DEVICES = (
     {
         "index": 0, "up": True, "reason": "", "uuid": "GPU-aaaa", "model": "NVIDIA H100 80GB HBM3",
         "pci": "00000000:3B:00.0", "vbios": "96.00.74.00.1A",
-        "pids": [11],
+        "pids": [11], "processes": [[11, "compute", 57000000000, "/sys/fs/cgroup/job"]],
+        "limits": {"/sys/fs/cgroup/job": [0, 60000000000, 57000000000]},
+        "info": {"serial": "165", "architecture": "Hopper", "compute_capability": "9.0", "gsp": "570.172.08", "minor": "0"},
         "values": [
+            ["recovery_action", ["none"], 0.0], ["recovery_action", ["gpu_reset"], 1.0],
+            ["process_memory_bytes", [], 57000000000], ["memory_limit_bytes", ["hard"], 60000000000], ["sram_threshold_exceeded", [], 0.0],
             *([name, [], value] for name, value in {
                 "utilization_ratio": 0.98, "sm_active_ratio": 0.9, "sm_occupancy_ratio": 0.4, "tensor_active_ratio": 0.6,
                 "dram_active_ratio": 0.5, "memory_total_bytes": 85520809984, "memory_used_bytes": 57065603072,
@@ -166,7 +170,7 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
         processes.remove(12)
         resolver.scan()
         built: tuple[Collector, ...] = (
-            gpu.build(nvml, attribution),
+            gpu.build(nvml, attribution, resolver.holder_of),
             gpu_events.build(nvml, kmsg, attribution),
             pcie.build(nvml, attribution, functions),
             identity.build(resolver, 60.0),

@@ -279,8 +279,8 @@ _HEALTH = (
     Quantity("repair_pending", False, ("repair",), "", "1 when a repair (channel, tpc) waits for a reset.", FABRIC, False, MINUTE,
              reads=(call("nvmlDeviceGetRepairStatus", "bChannelRepairPending", labels=("channel",)), call("nvmlDeviceGetRepairStatus", "bTpcRepairPending", labels=("tpc",))), most=1),
     Quantity("memory_unrepairable", False, (), "", "1 when memory is broken beyond repair.", FABRIC, False, MINUTE, reads=(call("nvmlDeviceGetUnrepairableMemoryFlag_v1", "unrepairableMemory"),), most=1),
-    Quantity("recovery_action", False, ("action",), "", "1 for what the driver wants to be done with the device (Hopper and newer); none is well.", CORE, True,
-             reads=(field("GET_GPU_RECOVERY_ACTION", 230, states=RECOVERY_ACTIONS, since=HOPPER),)),
+    Quantity("recovery_action", False, ("action",), "", "1 for what the driver wants to be done with the device (Hopper and newer): none (1 is well), gpu_reset, node_reboot, drain_p2p, drain_and_reset, recover_imex_domain, bus_reset, system_reboot; an action other than none is there only while it is wanted.", CORE, True,
+             reads=(field("GET_GPU_RECOVERY_ACTION", 230, states=RECOVERY_ACTIONS, decode="sparse", since=HOPPER),)),
 )
 
 _MODES = (

@@ -36,7 +36,8 @@ class Read(NamedTuple):
 
     ``labels`` are the values of the quantity's labels, save those that the answer itself supplies.
     ``decode`` is a factor to base units or the name of a form (`values.DECODERS`). With ``states``
-    the answer is an index into it, and there is one row per named state, 1 for the one that holds.
+    the answer is an index into it, and there is one row per named state, 1 for the one that holds
+    (``decode`` "sparse": of the first state and of the one that holds only).
     ``since`` and ``until`` are the architectures on which the question has a meaningful answer. With
     ``per`` it is asked for each link of that kind, whose number becomes the first label and the
     scope or first argument.

@@ -131,6 +131,7 @@ class Target:
         "_high",
         "_low",
         "_name",
+        "_sparse",
         "_states",
         "_wrapping",
         "key",
@@ -143,6 +144,7 @@ class Target:
         self.labels = labels
         self.key = (quantity.name, labels)
         self._states = read.states
+        self._sparse = read.decode == "sparse"
         self._high = quantity.most if quantity.most is not None else _MOST[quantity.unit]
         self._low = -_MOST[quantity.unit] if read.decode == "signed" else 0.0
         self._wrapping = Wrapping() if read.decode == "wrapping" else None
@@ -191,5 +193,5 @@ class Target:
         return [
             (self._name, (*self.labels, state), float(number == index))
             for number, state in enumerate(self._states)
-            if state is not None
+            if state is not None and (not self._sparse or number in (0, index))
         ]
