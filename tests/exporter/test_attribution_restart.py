@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -306,6 +307,29 @@ def test_after_a_full_disk_a_restart_counts_the_log_s_events_again_not_twice(tmp
     again.read()
 
     assert (1, 1) == (served, again.xids("slurm/a"))
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is mounted read-only, for root who may mount."""
+    place = tmp_path / "mounted"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=4k", "tmpfs", str(place)]
+    done = subprocess.run(mount, capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("needs the right to mount")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_read_only_disk_is_named_and_counts_are_served(read_only: Path) -> None:
+    """Its reason is not that of a missing right."""
+    node = on_disk(read_only)
+    node.event()
+
+    assert 1 == node.xids("slurm/a")
+    assert not node.ledger.durable()
+    assert node.errors.counts()[("state", "read_only")] > 0
 
 
 def test_a_disk_that_hangs_stops_no_reading(tmp_path: Path) -> None:
