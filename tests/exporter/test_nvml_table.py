@@ -100,6 +100,20 @@ def test_structures_are_laid_out_as_nvml_has_them(ours: type[ctypes.Structure], 
         assert [row[0] for row in theirs._fields_] == [row[0] for row in ours._fields_]
 
 
+def test_attributes_are_parts_of_the_answer() -> None:
+    """What is taken of an answer is a member or a position that the function fills."""
+    for row, read in READS:
+        if read.kind == CALL:
+            form = read.name if read.name in structures.RESULTS else read.name.partition("/")[0]
+            results = structures.RESULTS.get(form, (ctypes.c_uint,))
+            position, _, member = read.attribute.partition(".")
+            if position.isdigit():
+                assert int(position) < len(results), row.name
+            else:
+                position, member = "0", read.attribute
+            assert hasattr(results[int(position)], member or "value"), row.name
+
+
 def test_errors_and_events_are_nvmls() -> None:
     """Numbers of errors, events and clock reasons are those of nvml.h."""
     codes = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}

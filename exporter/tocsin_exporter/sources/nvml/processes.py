@@ -163,9 +163,10 @@ class Processes:
             raise Error(code)
         if code in UNSUPPORTED and code != 2:
             self._limits_unsupported = True
-        if code != SUCCESS or (ask.softLimit == 0 and ask.hardLimit == _NO_VALUE):
+        soft = 0 if ask.softLimit == _NO_VALUE else ask.softLimit
+        if code != SUCCESS or (soft == 0 and ask.hardLimit == _NO_VALUE):
             return None
-        return ask.softLimit, None if ask.hardLimit == _NO_VALUE else ask.hardLimit, ask.currentUsed
+        return soft, None if ask.hardLimit == _NO_VALUE else ask.hardLimit, ask.currentUsed
 
 
 def limit_rows(limits: Iterable[Limit]) -> list[Value]:

@@ -243,7 +243,7 @@ _HEALTH = (
     Quantity("ecc_errors_total", True, ("severity", "memory"), "", "ECC errors by severity (corrected, uncorrected) and memory (dram, sram); lifetime counts of the board.", CORE, True,
              reads=tuple(_ecc("lifetime", severity, memory, (severity, memory)) for severity, _ in _SEVERITIES for memory in ("dram", "sram")),
              event=True, timed="ecc_{severity}"),
-    Quantity("ecc_location_errors_total", True, ("window", "severity", "location"), "", "ECC errors by window (volatile: since the driver was loaded, lifetime), severity and location; which locations there are depends on the architecture.", FABRIC, False, HALF,
+    Quantity("ecc_location_errors_total", True, ("window", "severity", "location"), "", "ECC errors by window (volatile: since the driver was loaded, lifetime), severity and location; which locations there are depends on the architecture, and the lifetime counts of dram and sram are tocsin_gpu_ecc_errors_total.", FABRIC, False, HALF,
              reads=tuple(_ecc(window, severity, location, (window, severity, location)) for window, _ in _WINDOWS for severity, _ in _SEVERITIES for location, _ in _LOCATIONS
                          if not (window == "lifetime" and location in ("dram", "sram")))),
     Quantity("ecc_all_errors_total", True, ("window", "severity"), "", "ECC errors by window and severity, all locations together.", FABRIC, False, HALF,
