@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.exporter.running import Running
 
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.model import UP_REASONS, DriverEvent, NvmlReading
@@ -514,3 +515,61 @@ def test_reasons_are_of_a_closed_list() -> None:
     """Each reason is one word; none stands twice."""
     assert len(UP_REASONS) == len(set(UP_REASONS))
     assert all(reason.replace("_", "").isalpha() for reason in UP_REASONS)
+
+
+# The whole exporter.
+
+
+@pytest.fixture
+def running(tmp_path: Path, nvml_library: Path) -> Iterator[Running]:
+    exporter = Running(tmp_path, nvml_library)
+    exporter.start()
+    yield exporter
+    exporter.close()
+
+
+@pytest.mark.parametrize("hanging", [False, True], ids=["reading", "hanging in the driver"])
+def test_the_child_does_not_outlive_the_exporter(running: Running, hanging: bool) -> None:
+    """The exporter is killed: its child ends with it, wherever it is, and holds no device any more."""
+    (child,) = running.children()
+    with Node(running.paths.devices) as node:
+        node.state.hang = int(hanging)
+        running.end(signal.SIGKILL)
+        end = time.monotonic() + 10
+        while alive(int(child)) and time.monotonic() < end:
+            time.sleep(0.02)
+
+    assert not alive(int(child))
+
+
+def test_liveness_and_scrapes_do_not_touch_a_driver_that_hangs(running: Running) -> None:
+    """While every call hangs, `/-/healthy` says ok and scrapes say which call hangs, each far sooner than a call's deadline."""
+    with Node(running.paths.devices) as node:
+        node.state.hang = 1
+        text = running.until(lambda text: "tocsin_gpu_hung_call_seconds{" in text)
+        began = time.monotonic()
+        for _ in range(20):
+            assert "ok" in running.get("/-/healthy")
+            running.scrape()
+        each = (time.monotonic() - began) / 20
+        node.state.hang = 0
+
+    # The running exporter's deadline for a call is half a second.
+    assert each < 0.5 / 2
+    assert 'tocsin_collector_error_info{collector="gpu",reason="hung"} 1' in text
+    assert 'call="nvml' in text
+    assert 2 == text.count('reason="hung"} 0.0')
+    assert 'tocsin_collector_success{collector="host"} 1' in text
+    running.until(lambda text: 'tocsin_collector_success{collector="gpu"} 1' in text)
+
+
+def test_a_driver_that_appears_later_is_found(tmp_path: Path, nvml_library: Path) -> None:
+    """The exporter starts before the driver, says what is missing, and serves the devices once it is loaded."""
+    running = Running(tmp_path, nvml_library)
+    with Node(running.paths.devices) as node:
+        node.state.init_code = 9
+        running.start(ready=False)
+        running.until(lambda text: 'tocsin_collector_error_info{collector="gpu",reason="no_driver"} 1' in text)
+        node.state.init_code = 0
+        running.until(lambda text: 2 == text.count("tocsin_gpu_power_watts{"))
+    running.close()
