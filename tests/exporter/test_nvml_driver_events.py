@@ -117,6 +117,7 @@ def test_a_driver_without_events_ends_the_thread(driver: Driver) -> None:
     listener = Listener(driver)
     listener.watcher.watch(frozenset({0}))
     listener.watcher.join(PATIENCE)
+    listener.watcher.watch(frozenset({0, 1}))
 
     assert not listener.watcher.is_alive()
     assert listener.watcher.stop()

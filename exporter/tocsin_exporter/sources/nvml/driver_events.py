@@ -60,7 +60,8 @@ class Watcher(threading.Thread):
     def watch(self, indices: frozenset[int]) -> None:
         """Watch these devices from now on."""
         self._wanted = indices
-        if indices and not self.is_alive() and not self._stopping.is_set():
+        # It may have ended already, where the driver has no events: a thread starts once.
+        if indices and self.ident is None and not self._stopping.is_set():
             self.start()
 
     def stop(self, timeout: float = 5.0) -> bool:
