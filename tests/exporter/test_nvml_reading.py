@@ -115,6 +115,31 @@ def test_a_tier_reads_its_own_quantities_only(make: Make, tier: str) -> None:
     assert set(TIERS[: TIERS.index(tier) + 1]) == told
 
 
+def test_a_chip_that_the_driver_cannot_name_is_asked_as_the_newest(make: Make) -> None:
+    """A device of an unknown architecture is read like those of the newest one."""
+    driver = make(gpu_model="B200")
+    with driver.state() as state:
+        state.profile.architecture = 0xFFFFFFFF
+    row = driver.read(driver.reader())[0]
+
+    assert {"power_watts", "nvlink_bit_error_ratio", "recovery_action"} <= names(row)
+    assert "" == row["info"]["architecture"]
+
+
+def test_a_device_without_identity_is_tried_again(make: Make) -> None:
+    """When the UUID cannot be read at the start, nothing is told under no name."""
+    driver = make()
+    reader = driver.reader()
+    trouble.fail_call(driver.devices, 10, call="nvmlDeviceGetUUID")
+    [unknown] = driver.read(reader)
+    trouble.take_away_rules(driver.devices)
+    [known] = driver.read(reader)
+
+    assert (False, "unknown") == (unknown["up"], unknown["reason"])
+    assert known["up"]
+    assert known["uuid"]
+
+
 def test_slow_quantities_keep_their_value_between_reads(make: Make) -> None:
     """A quantity read every 30 s is served in every cycle, as last read, and changes with its next read."""
     driver = make()

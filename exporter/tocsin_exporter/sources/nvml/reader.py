@@ -19,7 +19,7 @@ from tocsin_exporter.sources.nvml.mig import Instances
 from tocsin_exporter.sources.nvml.plan import Plan, wanted
 from tocsin_exporter.sources.nvml.processes import Processes
 from tocsin_exporter.sources.nvml.quantities import QUANTITIES
-from tocsin_exporter.sources.nvml.reads import DEEP, FABRIC, START, TIERS, Scope
+from tocsin_exporter.sources.nvml.reads import DEEP, FABRIC, NEWEST, START, TIERS, Scope
 from tocsin_exporter.sources.nvml.throttle import Throttle
 from tocsin_exporter.sources.nvml.values import Value
 
@@ -57,7 +57,8 @@ class _Device:
     def __init__(self, library: Library, handle: Any, tier: str, places: Places) -> None:
         self.library = library
         self.handle = handle
-        architecture = library.ask("nvmlDeviceGetArchitecture", handle) or 0
+        # A driver that does not know the chip says so with all bits set: it is newer than all that are known.
+        architecture = min(library.ask("nvmlDeviceGetArchitecture", handle) or 0, NEWEST)
         self.scope = Scope(architecture, nvlink.count_links(library, handle, architecture), tier)
         self.identity = _identity(library, handle, architecture)
 
@@ -220,7 +221,11 @@ class Reader:
             )
             if code != SUCCESS:
                 raise Error(code)
-            device = self._devices[index] = _Device(self._library, handle, self._tier, self._places)
+            device = _Device(self._library, handle, self._tier, self._places)
+            if not device.identity["uuid"]:
+                # It is told under its identity or not at all; the next cycle tries again.
+                raise Error(UNKNOWN)
+            self._devices[index] = device
             device.identity["info"]["nvml"] = self.system()["nvml_version"]
             self._known[index] = device.identity
         return device
@@ -231,8 +236,8 @@ class Reader:
         if not address:
             return False
         domain, _, rest = address.lower().partition(":")
-        path = f"{self._places.sysfs}/bus/pci/devices/{domain[-4:]}:{rest}/power/runtime_status"
-        return _line(path) == "suspended"
+        function = f"{domain.lstrip('0').rjust(4, '0')}:{rest}"
+        return _line(f"{self._places.sysfs}/bus/pci/devices/{function}/power/runtime_status") == "suspended"
 
     def _expected(self, index: int) -> str:
         """Return the address of a device not opened yet: the driver numbers devices by address."""

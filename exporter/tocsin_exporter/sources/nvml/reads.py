@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 # nvmlDeviceArchitecture_t
 TURING, AMPERE, ADA, HOPPER, BLACKWELL = 6, 7, 8, 9, 10
-_NEWEST = 0xFFFF
+NEWEST = 0xFFFF
 
 CORE, FABRIC, DEEP = TIERS = ("core", "fabric", "deep")
 
@@ -52,7 +52,7 @@ class Read(NamedTuple):
     decode: float | str = 1.0
     states: States = ()
     since: int = 0
-    until: int = _NEWEST
+    until: int = NEWEST
     per: str = ""
 
 
@@ -104,7 +104,7 @@ def call(
     decode: float | str = 1.0,
     states: States = (),
     since: int = 0,
-    until: int = _NEWEST,
+    until: int = NEWEST,
     per: str = "",
 ) -> Read:
     """Return a read by a function."""
@@ -120,7 +120,7 @@ def field(
     decode: float | str = 1.0,
     states: States = (),
     since: int = 0,
-    until: int = _NEWEST,
+    until: int = NEWEST,
     per: str = "",
 ) -> Read:
     """Return a read of a field value."""
@@ -131,7 +131,7 @@ def gpm(
     name: str, number: int, *, labels: tuple[str, ...] = (), decode: float | str = 1.0, per: str = ""
 ) -> Read:
     """Return a read of an activity metric; GPM exists from Hopper on."""
-    return Read(GPM, name, number, (), "", labels, decode, (), HOPPER, _NEWEST, per)
+    return Read(GPM, name, number, (), "", labels, decode, (), HOPPER, NEWEST, per)
 
 
 def own(module: str) -> Read:
