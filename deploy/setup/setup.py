@@ -72,6 +72,7 @@ def needs(python: str) -> tuple[Need, ...]:
         Need("clang", lambda: shutil.which("clang") is not None, bpf),
         Need("libbpf-dev", lambda: _header("bpf/bpf_helpers.h"), bpf),
         Need("libbpf1", lambda: _library("libbpf.so.1"), bpf),
+        Need("openssl", lambda: shutil.which("openssl") is not None, "the tests of TLS have no certificates"),
         Need("ca-certificates", lambda: Path("/etc/ssl/certs").is_dir(), "packages may not download"),
     )
 

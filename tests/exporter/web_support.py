@@ -140,7 +140,8 @@ class Authority:
         self._key = folder / f"{name}.key"
         _openssl(
             "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-            "-subj", f"/CN={name}", "-keyout", str(self._key), "-out", str(self.certificate),
+            "-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign",
+            "-keyout", str(self._key), "-out", str(self.certificate),
         )  # fmt: skip
 
     def issue(self, name: str, sans: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
@@ -149,7 +150,7 @@ class Authority:
         _openssl(
             "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
             "-subj", f"/CN={name}", "-addext", f"subjectAltName={sans}",
-            "-addext", "basicConstraints=critical,CA:FALSE",
+            "-addext", "basicConstraints=critical,CA:FALSE", "-addext", "keyUsage=critical,digitalSignature",
             "-CA", str(self.certificate), "-CAkey", str(self._key),
             "-keyout", str(key), "-out", str(certificate),
         )  # fmt: skip
