@@ -86,7 +86,8 @@ def test_every_argument_has_a_meaning(root: Path) -> None:
 def test_the_contract_flags_are_in_the_manual(root: Path) -> None:
     page = (root / "docs" / "commands.md").read_text("utf-8")
     flags = (
-        "--web.listen-address", "--node.name", "--path.procfs", "--path.sysfs", "--path.kmsg", "--path.state",
+        "--web.listen-address", "--web.config.file", "--node.name", "--path.procfs", "--path.sysfs",
+        "--path.kmsg", "--path.state",
         "--nvml.library", "--collect.interval", "--identity.only-env", "--ebpf.backend", "--tier", "--once",
         "--prometheus-url", "--alertmanager-url", "--runbooks", "--journal", "--config", "--dry-run",
         "--run-dir", "--until-verdict",

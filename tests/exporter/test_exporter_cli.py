@@ -286,3 +286,14 @@ def test_sigterm_ends_it_and_its_children(tmp_path: Path, nvml_library: Path) ->
         assert 0 == process.wait(timeout=15)
         assert below
         assert not [child for child in below if Path(f"/proc/{child}").exists()]
+
+
+def test_it_listens_on_each_address_of_the_command_line() -> None:
+    """`--web.listen-address` may be repeated; an IPv6 address stands in brackets."""
+    second = free_port()
+    with serving("--web.listen-address", f"[::1]:{second}") as (_, port):
+        connection = http.client.HTTPConnection("::1", second, timeout=30)
+        connection.request("GET", "/-/healthy")
+        assert b"ok\n" == connection.getresponse().read()
+        connection.close()
+        assert "ok\n" == fetch(port, "/-/healthy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import random
 import shutil
 import subprocess
 import threading
@@ -13,6 +14,7 @@ import pytest
 from tests.exporter.web_support import TEXT, Registry, ask, connect, eventually, read_all, serving
 
 from tocsin_exporter.errors import ConfigError
+from tocsin_exporter.web import http
 from tocsin_exporter.web.server import MetricsServer
 
 
@@ -195,6 +197,36 @@ def test_malformed_requests_are_answered_and_survived(
     assert f"HTTP/1.1 {status} ".encode() == answer[: len(f"HTTP/1.1 {status} ")]
     assert b"\r\nConnection: close\r\n" in answer
     assert 200 == ask(server)[0]
+
+
+def test_no_bytes_break_the_reading_of_a_request() -> None:
+    """Whatever comes, in whatever pieces, is a request, unfinished, or refused with a status."""
+    dice = random.Random(7)
+    whole = b"GET /metrics?a=b HTTP/1.1\r\nHost: n:9836\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+    seen: set[str] = set()
+    statuses: set[int] = set()
+    for _ in range(5000):
+        sent = bytearray(whole)
+        for _ in range(dice.randrange(4)):
+            place = dice.randrange(len(sent))
+            sent[place : place + dice.randrange(3)] = dice.randbytes(dice.randrange(3))
+        buffer, searched, end = bytearray(), 0, 0
+        try:
+            while sent and not end:
+                piece = dice.randrange(1, len(sent) + 1)
+                buffer += sent[:piece]
+                del sent[:piece]
+                end = http.end_of_head(buffer, searched)
+                searched = len(buffer)
+            if end:
+                http.parse(bytes(buffer[:end]))
+            seen.add("request" if end else "unfinished")
+        except http.BadRequestError as err:
+            statuses.add(err.status)
+            seen.add("refused")
+
+    assert {400, 505} == statuses
+    assert {"request", "unfinished", "refused"} == seen
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,12 @@ class Reloader:
 
     def _run(self) -> None:
         while not self._end.wait(self._look):
-            self.look()
+            try:
+                self.look()
+            except Exception:
+                # A thread that ends would leave a renewed certificate unseen until the old one expires.
+                log.exception("web configuration cannot be looked at")
+                self._stats.configured(False, self._good_at)
 
     def look(self) -> None:
         """Take over what has changed; keep what is in use when it cannot be used."""
