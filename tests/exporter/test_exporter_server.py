@@ -225,7 +225,7 @@ def test_no_bytes_break_the_reading_of_a_request() -> None:
             statuses.add(err.status)
             seen.add("refused")
 
-    assert {400, 505} == statuses
+    assert {400} <= statuses <= {400, 414, 431, 505}
     assert {"request", "unfinished", "refused"} == seen
 
 
