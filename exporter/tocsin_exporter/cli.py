@@ -320,8 +320,12 @@ def _lines(path: str) -> Iterator[str]:
 
 def _parse_kmsg(path: str) -> int:
     parser = Parser()
-    for line in _lines(path):
-        _print_events(parser.feed(line))
+    whole = True
+    for part in _lines(path):
+        # What follows the bound is still the same line, and must not pass for one of its own.
+        if whole:
+            _print_events(parser.feed(part))
+        whole = part.endswith("\n")
     _print_events(parser.finish())
     return 0
 
