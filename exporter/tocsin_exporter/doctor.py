@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
+from tocsin_exporter import control
 from tocsin_exporter.config import Config
-from tocsin_exporter.errors import ExporterError, SourceError
+from tocsin_exporter.control import ControlError
+from tocsin_exporter.errors import CollectError, ExporterError, SourceError
+from tocsin_exporter.metrics import Tier
 from tocsin_exporter.sources import pcie, procfs, sysfs
 from tocsin_exporter.sources.bpf import doctor as bpf_doctor
 from tocsin_exporter.sources.latest import ErrorCounter
+from tocsin_exporter.sources.nvml.model import Device, HungCall
 from tocsin_exporter.sources.nvml.source import NvmlSource
 
 __all__ = ["Finding", "findings", "report"]
@@ -33,6 +38,7 @@ class Finding:
 def findings(config: Config) -> Iterator[Finding]:
     """Yield what was found, in the order in which one would look."""
     yield from _driver(config)
+    yield from _control(config)
     yield from _ebpf()
     yield from _log(config)
     yield from _processes(config)
@@ -58,39 +64,128 @@ def report(config: Config) -> str:
 
 
 def _driver(config: Config) -> Iterator[Finding]:
-    source = NvmlSource(config.nvml_library, config.interval, config.nvml_deadline, 60, ErrorCounter())
+    cost = "no device series: slow, throttled and faulty GPUs are not seen"
+    until = _quiesced(config)
+    if until is not None:
+        when = datetime.fromtimestamp(until).astimezone().strftime("%H:%M:%S")
+        detail = f"let go until {when} by `tocsin-exporter quiesce`, so it is not asked"
+        yield Finding("driver", False, detail, cost)
+        return
+    source = NvmlSource(
+        config.nvml_library,
+        config.interval,
+        config.nvml_deadline,
+        60,
+        ErrorCounter(),
+        call_deadline=config.nvml_call_deadline,
+        tier=Tier.DEEP.value,
+        sysfs=config.sysfs,
+        procfs=config.procfs,
+    )
     try:
         source.read_once()
-        if source.latest.read()[1] is None:
+        if any(device.up for device in source.devices()):
             # Activity is the mean between two samples, at least 0.1 s apart.
             time.sleep(0.15)
             source.read_once()
-        reading, error = source.latest.read()
+        error = source.latest.read()[1]
+        devices, versions, registered = source.devices(), source.versions(), source.registered()
+        hung = source.hung_calls()
     finally:
         source.close()
-    cost = "no device series: slow, throttled and faulty GPUs are not seen"
-    if reading is None:
-        yield Finding("driver", False, f"{error.reason}: {error.detail}" if error else "no answer", cost)
+    if not devices and error is not None:
+        yield Finding("driver", False, f"{error.reason}: {error.detail}", cost)
         return
-    models = sorted({device.model for device in reading.devices})
+    yield from _boards(devices, versions[0], error, hung)
+    live = [device for device in devices if device.up]
+    if live:
+        yield from _offers(live, registered)
+
+
+def _boards(
+    devices: Sequence[Device], version: str, error: CollectError | None, hung: Sequence[HungCall]
+) -> Iterator[Finding]:
+    boards = [device for device in devices if not device.mig]
+    models = sorted({device.model for device in boards if device.model})
+    detail = f"{version or 'version not told'}, {len(boards)} x {', '.join(models) or 'no GPU'}"
+    yield Finding("driver", error is None, detail if error is None else f"{detail}; {error.detail}")
+    calls = {call.gpu: call for call in hung}
+    for device in boards:
+        if not device.up:
+            call = calls.get(device.gpu)
+            more = f" in {call.call} for {call.seconds:.0f} s" if call is not None else ""
+            yield Finding(
+                f"GPU {device.gpu}",
+                False,
+                f"{device.uuid or 'UUID not told'}: {device.reason}{more}",
+                "its series; the kernel log says more (dmesg | grep -i -e xid -e nvrm)",
+            )
+    instances = [device for device in devices if device.mig]
+    profiles = sorted({device.info.get("profile", "?") for device in instances})
+    yield Finding("MIG", None, f"{len(instances)} instances ({', '.join(profiles)})" if instances else "off")
+
+
+def _offers(devices: Sequence[Device], registered: int) -> Iterator[Finding]:
+    """Yield what the devices that answer let one see."""
+    boards = [device for device in devices if not device.mig]
+    # Activity is told as a ratio over the time between two samples.
+    measured = [device for device in boards if any(name == "sm_active_ratio" for name, _ in device.gauges)]
+    gpm = len(measured) == len(boards)
     yield Finding(
-        "driver", True, f"{reading.driver_version}, {len(reading.devices)} x {', '.join(models) or 'no GPU'}"
+        "device activity (GPM)",
+        gpm,
+        f"SM, tensor and DRAM activity on {len(measured)} of {len(boards)}"
+        + ("" if gpm else "; Hopper and newer have it, unless a profiler holds it"),
+        "a slow GPU among equals cannot be told from its peers; such verdicts stay inconclusive",
     )
-    if reading.devices:
-        gpm = any(name == "sm_active_ratio" for device in reading.devices for name, _ in device.gauges)
-        yield Finding(
-            "device activity (GPM)",
-            gpm,
-            "SM, tensor and DRAM activity" if gpm else "not supported by these devices",
-            "a slow GPU among equals cannot be told from its peers; such verdicts stay inconclusive",
-        )
-        seen = all(device.pids is not None for device in reading.devices)
-        yield Finding(
-            "device processes",
-            seen,
-            "listed by the driver" if seen else "not listed",
-            "holders come from environments only",
-        )
+    listed = [device for device in boards if device.pids is not None]
+    seen = len(listed) == len(boards)
+    yield Finding(
+        "device processes",
+        seen,
+        "listed by the driver" if seen else f"listed on {len(listed)} of {len(boards)}",
+        "holders come from environments only",
+    )
+    yield Finding(
+        "driver events",
+        registered > 0,
+        f"awaited on {registered} of {len(boards)}" if registered else "not offered",
+        "Xids are known from the kernel log only",
+    )
+    denied = sorted({name for device in devices for name in device.denied})
+    yield Finding(
+        "device fields",
+        not denied,
+        f"kept from this user: {', '.join(denied)}" if denied else "none is kept from this user",
+        "those series are absent; run as root",
+    )
+
+
+def _quiesced(config: Config) -> float | None:
+    """Return until when the exporter that runs here has let go of the devices, or None."""
+    if config.control is None:
+        return None
+    try:
+        until = control.ask(config.control, {"command": "status"}).get("until")
+    except ControlError:
+        return None
+    return float(until) if isinstance(until, int | float) else None
+
+
+def _control(config: Config) -> Iterator[Finding]:
+    cost = "no quiesce: a GPU reset or a MIG change has to stop the exporter"
+    if config.control is None:
+        yield Finding("control socket", False, "off (--control.socket)", cost)
+        return
+    try:
+        control.ask(config.control, {"command": "status"})
+    except ControlError as err:
+        if problem := control.usable_folder(config.control.parent):
+            yield Finding("control socket", False, problem, cost)
+        else:
+            yield Finding("control socket", None, f"no exporter answers now ({err})")
+    else:
+        yield Finding("control socket", True, f"an exporter answers at {config.control}")
 
 
 def _ebpf() -> Iterator[Finding]:
@@ -104,7 +199,8 @@ def _log(config: Config) -> Iterator[Finding]:
         descriptor = os.open(config.kmsg, os.O_RDONLY | os.O_NONBLOCK)
         os.close(descriptor)
     except OSError as err:
-        yield Finding("kernel log", False, f"{config.kmsg}: {err.strerror}", cost)
+        hint = "; run as root or with CAP_SYSLOG" if isinstance(err, PermissionError) else ""
+        yield Finding("kernel log", False, f"{config.kmsg}: {err.strerror}{hint}", cost)
     else:
         yield Finding("kernel log", True, f"{config.kmsg} is readable")
 

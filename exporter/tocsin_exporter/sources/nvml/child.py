@@ -113,7 +113,8 @@ class Session:
         if all_unknown(firsts):
             raise Error(UNKNOWN)
         left = order[len(firsts) :]
-        send({"end": {"count": total, "left": left, **reader.system()}})
+        told = {"count": total, "left": left, "events": self._watcher.registered, **reader.system()}
+        send({"end": told})
         pen.rest()
         if "only" not in wanted:
             awake = (row["index"] for row in firsts if row["up"] and not row.get("suspended"))

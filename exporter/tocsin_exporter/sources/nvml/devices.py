@@ -90,6 +90,7 @@ def _parse(raw: Mapping[str, Any]) -> Device:
         reason="" if up else up_reason(reason),
         gauges=gauges,
         counters=counters,
+        denied=tuple(str(name) for name in raw.get("denied", ())),
         pids=None if pids is None else tuple(int(pid) for pid in pids),
         processes=tuple((int(p[0]), str(p[1]), p[2], str(p[3])) for p in raw.get("processes", ())),
         limits={

@@ -56,6 +56,8 @@ class Watcher(threading.Thread):
         self._wall = wall
         self._stopping = threading.Event()
         self._wanted: frozenset[int] = frozenset()
+        # On how many devices events are registered now.
+        self.registered = 0
 
     def watch(self, indices: frozenset[int]) -> None:
         """Watch these devices from now on."""
@@ -94,6 +96,7 @@ class Watcher(threading.Thread):
             raise Error(code)
         try:
             devices = self._register(events, wanted)
+            self.registered = len(devices)
             data = EventData()
             while wanted == self._wanted and not self._stopping.is_set():
                 code = library.call(
@@ -106,6 +109,7 @@ class Watcher(threading.Thread):
                 elif code != TIMEOUT:
                     raise Error(code)
         finally:
+            self.registered = 0
             library.call("nvmlEventSetFree", events)
         return True
 

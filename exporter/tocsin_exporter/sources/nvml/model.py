@@ -33,7 +33,8 @@ class Device:
     device does not offer is absent. ``pids`` is None where the driver does not tell. ``info`` are further
     facts of its identity. ``processes`` are pid, kind, bytes of device memory (None: not told) and
     the cgroup where that has a memory limit; ``limits`` has soft limit, hard limit (None: none) and bytes in
-    use of each such cgroup. A MIG instance has ``mig`` and its board's ``gpu``.
+    use of each such cgroup. ``denied`` are quantities that the driver keeps from this user. A MIG instance
+    has ``mig`` and its board's ``gpu``.
     """
 
     gpu: str
@@ -50,6 +51,7 @@ class Device:
     info: Mapping[str, str] = field(default_factory=dict)
     processes: tuple[Process, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    denied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from tocsin_exporter.sources.nvml import gpm
-from tocsin_exporter.sources.nvml.calls import GONE, SESSION, SUCCESS, UNSUPPORTED, Error, Library, Question
+from tocsin_exporter.sources.nvml.calls import (
+    GONE,
+    NO_PERMISSION,
+    SESSION,
+    SUCCESS,
+    UNSUPPORTED,
+    Error,
+    Library,
+    Question,
+)
 from tocsin_exporter.sources.nvml.fields import Batch
 from tocsin_exporter.sources.nvml.quantities_links import MOST_GPM_LINKS
 from tocsin_exporter.sources.nvml.reads import CALL, FIELD, GPM, TIERS, Quantity, Read, Scope
@@ -86,6 +95,8 @@ class Plan:
         self._rows: dict[float, list[Value]] = {}
         self._active_rows: list[Value] = []
         self.rejected = 0
+        # Quantities that the driver keeps from this user.
+        self.denied: set[str] = set()
         for quantity in quantities:
             if wanted(quantity, scope):
                 for read in quantity.reads:
@@ -166,6 +177,8 @@ class Plan:
         self._owner[target.key] = target
 
     def _refused(self, asked: _Asked, code: int, now: float) -> None:
+        if code == NO_PERMISSION:
+            self.denied.update(target.key[0] for target, _, _ in asked.targets)
         asked.not_before = now + (_AGAIN_SECONDS if code in UNSUPPORTED else _RETRY_SECONDS)
 
     def _read_call(self, asked: _Asked, now: float, rows: list[Value]) -> None:

@@ -100,6 +100,7 @@ class _Device:
             "processes": processes,
             "limits": self.processes.limits(),
             "rejected": self.plan.rejected,
+            "denied": sorted(self.plan.denied),
         }
         return [row, *self._instances(now, rows)]
 

@@ -107,6 +107,7 @@ class NvmlSource(PollingSource[NvmlReading]):
         self._left: set[int] = set()
         self._count: int | None = None
         self._versions: tuple[str, str] = ("", "")
+        self._registered = 0
         # A call that hangs and belongs to no device, and when it began.
         self._driver_hang: tuple[str, float] | None = None
         self._event_listeners: list[Callable[[DriverEvent], None]] = []
@@ -151,6 +152,10 @@ class NvmlSource(PollingSource[NvmlReading]):
     def child_ends(self) -> dict[str, int]:
         """Return how many children ended, by why."""
         return dict(self._crew.ends)
+
+    def registered(self) -> int:
+        """Return on how many devices the driver's events are awaited."""
+        return self._registered
 
     def stuck(self) -> int:
         """Return how many children SIGKILL has not ended."""
@@ -296,6 +301,7 @@ class NvmlSource(PollingSource[NvmlReading]):
             # The indices are dealt anew, so nobody knows which device a suspect was.
             self._suspects.clear()
         self._count = count
+        self._registered = int(end.get("events") or 0)
         self._left = left
         self._known.settle(read, set(self._suspects.indices()), left, self._clock())
         self._versions = (
