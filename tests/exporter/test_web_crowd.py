@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import os
 import resource
@@ -147,6 +148,7 @@ OVER_TLS: dict[str, Callable[[int], socket.socket]] = {
 }
 
 
+@functools.cache
 def _greeting() -> bytes:
     """Return what a client says first."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
