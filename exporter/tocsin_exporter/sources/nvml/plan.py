@@ -16,7 +16,6 @@ from tocsin_exporter.sources.nvml.calls import (
     NO_PERMISSION,
     SESSION,
     SUCCESS,
-    UNSUPPORTED,
     Error,
     Library,
     Question,
@@ -28,10 +27,10 @@ from tocsin_exporter.sources.nvml.values import BlankError, GarbageError, Target
 
 __all__ = ["Plan", "wanted"]
 
-# After this time an unsupported question is tried once more: modes change under a running exporter.
-_AGAIN_SECONDS = 600.0
-# After an error that is no answer to the question as such.
-_RETRY_SECONDS = 60.0
+# A refused question is asked again after a pause that doubles: soon after a passing error, and now and then
+# what the device does not support, since modes change under a running exporter.
+_FIRST_PAUSE_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 600.0
 # Cycles jitter; a slow read is due this much early, or it would wait for one cycle more.
 _EARLY_SECONDS = 1.0
 
@@ -44,7 +43,7 @@ def wanted(quantity: Quantity, scope: Scope) -> bool:
 class _Asked:
     """One question with the targets of its answer, and when it may be asked next."""
 
-    __slots__ = ("every", "extra", "kind", "not_before", "number", "question", "targets")
+    __slots__ = ("every", "kind", "not_before", "number", "pause", "question", "targets")
 
     def __init__(self, kind: str, every: float, number: int, question: Question | None) -> None:
         self.kind = kind
@@ -54,6 +53,12 @@ class _Asked:
         # Target and, for a call, where in the results its number is.
         self.targets: list[tuple[Target, int, str]] = []
         self.not_before = 0.0
+        self.pause = _FIRST_PAUSE_SECONDS
+
+    def refused(self, now: float) -> None:
+        """Leave it alone for a while."""
+        self.not_before = now + self.pause
+        self.pause = min(2 * self.pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _expanded(read: Read, scope: Scope) -> Iterable[tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -179,7 +184,7 @@ class Plan:
     def _refused(self, asked: _Asked, code: int, now: float) -> None:
         if code == NO_PERMISSION:
             self.denied.update(target.key[0] for target, _, _ in asked.targets)
-        asked.not_before = now + (_AGAIN_SECONDS if code in UNSUPPORTED else _RETRY_SECONDS)
+        asked.refused(now)
 
     def _read_call(self, asked: _Asked, now: float, rows: list[Value]) -> None:
         question = asked.question
@@ -191,6 +196,7 @@ class Plan:
             return
         code = question.ask()
         if code == SUCCESS:
+            asked.pause = _FIRST_PAUSE_SECONDS
             for target, position, member in asked.targets:
                 self._take(target, getattr(question.results[position], member), now, rows)
         elif code in GONE or code in SESSION:
@@ -207,6 +213,7 @@ class Plan:
             built = self._built[place] = (live, Batch([asked.number for asked in live], place[2]))
         for asked, (code, value) in zip(live, built[1].ask(self._library, self._handle), strict=True):
             if code == SUCCESS:
+                asked.pause = _FIRST_PAUSE_SECONDS
                 self._take(asked.targets[0][0], value, now, rows)
             else:
                 self._refused(asked, code, now)
@@ -224,6 +231,7 @@ class Plan:
         rows: list[Value] = []
         for asked, (code, value, unit) in zip(due, activity.metrics([a.number for a in due]), strict=True):
             if code == SUCCESS:
+                asked.pause = _FIRST_PAUSE_SECONDS
                 self._take(asked.targets[0][0], value, now, rows, unit)
             else:
                 self._refused(asked, code, now)
