@@ -26,6 +26,7 @@ from tocsin_exporter.collectors import (
 )
 from tocsin_exporter.collectors.base import Collector, Sample
 from tocsin_exporter.config import Config
+from tocsin_exporter.events import EventHub
 from tocsin_exporter.exposition import DroppedLabels, Exposition
 from tocsin_exporter.identity.resolver import Resolver
 from tocsin_exporter.registry import CollectorSet
@@ -34,7 +35,7 @@ from tocsin_exporter.sources.bpf import BpfSource
 from tocsin_exporter.sources.host import HostSource
 from tocsin_exporter.sources.kmsg import KmsgSource
 from tocsin_exporter.sources.latest import ErrorCounter
-from tocsin_exporter.sources.nvml.model import NvmlReading
+from tocsin_exporter.sources.nvml.model import NvmlReading, address_of
 from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.output import OutputSource
 from tocsin_exporter.sources.pcie import PcieSource
@@ -110,6 +111,7 @@ class _Own:
         dropped: DroppedLabels,
         attribution: Attribution,
         kmsg: KmsgSource,
+        hub: EventHub,
         bpf: BpfSource | None,
         resolver: Resolver,
         nvml: NvmlSource,
@@ -122,6 +124,7 @@ class _Own:
         self._dropped = dropped
         self._attribution = attribution
         self._kmsg = kmsg
+        self._hub = hub
         self._bpf = bpf
         self._resolver = resolver
         self._nvml = nvml
@@ -139,6 +142,9 @@ class _Own:
             yield Sample("tocsin_exporter_dropped_labels_total", (reason,), count)
         for facility, count in self._kmsg.records().items():
             yield Sample("tocsin_exporter_kernel_records_total", (facility,), count)
+        yield Sample("tocsin_exporter_kernel_records_lost_total", (), self._kmsg.lost())
+        for source, count in self._hub.counts().items():
+            yield Sample("tocsin_exporter_device_events_total", (source,), count)
         published = self._attribution.published()
         yield Sample("tocsin_exporter_unattributed_increments_total", (), published.unattributed)
         yield Sample("tocsin_exporter_state_durable", (), float(self._attribution.durable()))
@@ -198,9 +204,9 @@ def build(
         told=lambda: (device.pci for device in nvml.devices() if device.pci),
     )
     host_source = HostSource(config.procfs, interval, max_age, errors)
-    # The sink needs the ledger and the ledger the log's identity: the ledger is bound below.
+    # The sinks need what comes after them, and the ledger the log's identity: those are bound below.
     kmsg = KmsgSource(
-        config.kmsg, errors, lambda events, cursor: attribution.on_events(events, cursor), max_age, wall=wall
+        config.kmsg, errors, lambda events, cursor: hub.on_log(events, cursor), max_age, wall=wall
     )
     attribution = Attribution(
         resolver,
@@ -211,7 +217,18 @@ def build(
         sysfs=config.sysfs,
         wall=wall,
         clock=clock,
+        extra=lambda: hub.saved(),
     )
+    hub = EventHub(
+        attribution.on_events,
+        lambda uuid, index: address_of(nvml.devices(), uuid, index),
+        errors,
+        cursor=attribution.cursor,
+        changed=nvml.poke,
+    )
+    hub.restore(attribution.restored, same_boot=attribution.same_boot)
+    hub.follow(kmsg)
+    nvml.listen_events(hub.on_driver)
     kmsg.resume(attribution.cursor)
     nvml.remember(attribution.known_devices())
 
@@ -238,7 +255,7 @@ def build(
 
     all_collectors: tuple[Collector, ...] = (
         gpu.build(nvml, attribution, resolver.holder_of),
-        gpu_events.build(nvml, kmsg, attribution),
+        gpu_events.build(nvml, kmsg, attribution, hub),
         pcie.build(nvml, attribution, pcie_source),
         identity.build(resolver, max_age),
         cuda.build(bpf),
@@ -250,8 +267,9 @@ def build(
     )
     web = WebStats()
     own = _Own(
-        time.time(), errors, dropped, attribution, kmsg, bpf, resolver, nvml, fabric_source, host_source, web
-    )
+        time.time(), errors, dropped, attribution, kmsg, hub, bpf, resolver, nvml, fabric_source,
+        host_source, web,
+    )  # fmt: skip
     registry = CollectorSet(
         [collector for collector in all_collectors if collector.name in wanted],
         Exposition(config.node, config.tier, dropped),
@@ -261,6 +279,7 @@ def build(
     # What only a collector that is off would read is not read; ports need the devices for their holders.
     polled = (
         (nvml, {"gpu", "gpu_events", "pcie", "fabric"}),
+        (hub, {"gpu_events"}),
         (kmsg, {"gpu_events"}),
         (fabric_source, {"fabric"}),
         (pcie_source, {"pcie"}),

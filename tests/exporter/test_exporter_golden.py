@@ -23,6 +23,7 @@ from tests.exporter.test_sysfs_ports import tree
 from tocsin_exporter.attribution import Attribution
 from tocsin_exporter.collectors import fabric, gpu, gpu_events, host, identity, pcie
 from tocsin_exporter.collectors.base import Collector
+from tocsin_exporter.events import EventHub
 from tocsin_exporter.identity.resolver import Resolver
 from tocsin_exporter.kmsg.parse import Parser
 from tocsin_exporter.sources.host import HostSource
@@ -147,6 +148,7 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
         resolver, StateFile(None), errors, boot_id="b", sysfs=sysfs, wall=fixed, clock=fixed
     )
     kmsg = KmsgSource(tmp_path / "kmsg", errors, lambda _events, _cursor: None, 60.0)
+    hub = EventHub(attribution.on_events, lambda _uuid, _index: "", errors)
     ports = FabricSource(sysfs, 5.0, 60.0, errors)
     functions = PcieSource(sysfs, 5.0, 60.0, errors)
     counters = HostSource(processes.root, 5.0, 60.0, errors)
@@ -161,7 +163,7 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
         attribution.on_reading(reading)
         parser = Parser()
         found = [event for line in LOG for event in parser.feed(line)]
-        attribution.on_events([KernelEvent(event, 1700000800.5) for event in found], 3)
+        hub.on_log([KernelEvent(event, 1700000800.5) for event in found], 3)
         kmsg.latest.put(3)
         ports.listen(attribution.on_ports)
         ports.read_once()
@@ -171,7 +173,7 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
         resolver.scan()
         built: tuple[Collector, ...] = (
             gpu.build(nvml, attribution, resolver.holder_of),
-            gpu_events.build(nvml, kmsg, attribution),
+            gpu_events.build(nvml, kmsg, attribution, hub),
             pcie.build(nvml, attribution, functions),
             identity.build(resolver, 60.0),
             fabric.build(ports, attribution),

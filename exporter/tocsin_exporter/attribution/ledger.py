@@ -72,6 +72,7 @@ class Attribution:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         patience: float = _PATIENCE,
+        extra: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._errors = errors
         self._boot_id = boot_id
@@ -80,6 +81,10 @@ class Attribution:
         self._clock = clock
         self._steady = Steady(wall, clock)
         self._finder = Finder(identity, self._steady)
+        # What others keep in the same file, under the same cursor: asked for with the lock held.
+        self._extra = extra
+        self.restored: dict[str, Any] = {}
+        self.same_boot = False
         self._identity = identity
         self._lock = threading.RLock()
         self._published = self._pending = Published()
@@ -354,7 +359,9 @@ class Attribution:
             self._published = self._snapshot()
 
     def _from_json(self, raw: dict[str, Any]) -> None:
-        same_boot = raw["boot_id"] == self._boot_id
+        same_boot = self.same_boot = raw["boot_id"] == self._boot_id
+        extra = raw.get("extra")
+        self.restored = extra if isinstance(extra, dict) else {}
         saved = number(raw["saved"])
         if same_boot:
             self._steady.resume(number(raw["offset"]), saved)
@@ -391,6 +398,7 @@ class Attribution:
                 "held": self._held.to_json(FOLLOWED),
                 "ports": self._ports.to_json(),
                 "events": self._events.to_json(),
+                "extra": self._extra(),
             }
 
     # publishing

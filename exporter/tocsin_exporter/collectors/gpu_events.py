@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tocsin_exporter.attribution import Attribution
 from tocsin_exporter.collectors.base import Sample
 from tocsin_exporter.collectors.gpu import device_samples, holder_labels
-from tocsin_exporter.errors import CollectError
+from tocsin_exporter.events import EventHub
 from tocsin_exporter.kmsg.xid_classes import CLASSES
 from tocsin_exporter.sources.kmsg import KmsgSource
 from tocsin_exporter.sources.nvml.source import NvmlSource
@@ -21,15 +21,19 @@ class GpuEventsCollector:
     """
     Serves event counts, zero per class before the first event.
 
-    It fails when the kernel log or the driver cannot be read, and still serves what is known.
+    It fails when the kernel log cannot be read, and still serves what the driver tells: not every event comes
+    that way. Without a driver every event is still seen, and the collector `gpu` says what is missing.
     """
 
     name = NAME
 
-    def __init__(self, nvml: NvmlSource, kmsg: KmsgSource, attribution: Attribution) -> None:
+    def __init__(
+        self, nvml: NvmlSource, kmsg: KmsgSource, attribution: Attribution, hub: EventHub
+    ) -> None:
         self._nvml = nvml
         self._kmsg = kmsg
         self._attribution = attribution
+        self._hub = hub
 
     def collect(self) -> Iterator[Sample]:
         """Yield the samples of this scrape."""
@@ -53,14 +57,30 @@ class GpuEventsCollector:
                     )
             for kind, when in held.times.items():
                 yield Sample("tocsin_job_gpu_event_timestamp_seconds", (*holder_labels(held), kind), when)
-        reading, error = self._nvml.latest.read()
+        yield from self._switches()
+        boards = {device.pci: device for device in self._nvml.devices() if device.pci and not device.mig}
+        for (address, code, cause), count in self._hub.followups().items():
+            if (board := boards.get(address)) is not None:
+                row = (board.gpu, board.uuid, "", str(code), str(cause))
+                yield Sample("tocsin_gpu_xid_followups_total", row, count)
+        reading, _ = self._nvml.latest.read()
         devices = reading.devices if reading is not None else ()
         yield from device_samples(devices, published.devices, prefixes=("ecc_errors", "row_remap"))
-        problem: CollectError | None = log_error or error
-        if problem is not None:
-            raise problem
+        if log_error is not None:
+            raise log_error
+
+    def _switches(self) -> Iterator[Sample]:
+        for switch in self._hub.switches():
+            for kind, count in switch.classes.items():
+                yield Sample("tocsin_fabric_switch_errors_total", (switch.pci, kind), count)
+            for code, count in sorted(switch.codes.items()):
+                yield Sample("tocsin_fabric_switch_code_errors_total", (switch.pci, str(code)), count)
+            for kind, when in switch.times.items():
+                yield Sample("tocsin_fabric_switch_event_timestamp_seconds", (switch.pci, kind), when)
 
 
-def build(nvml: NvmlSource, kmsg: KmsgSource, attribution: Attribution) -> GpuEventsCollector:
+def build(
+    nvml: NvmlSource, kmsg: KmsgSource, attribution: Attribution, hub: EventHub
+) -> GpuEventsCollector:
     """Return the collector."""
-    return GpuEventsCollector(nvml, kmsg, attribution)
+    return GpuEventsCollector(nvml, kmsg, attribution, hub)

@@ -63,14 +63,21 @@ _DEVICE_ONLY = (
         Kind.COUNTER,
         (*DEVICE, "code"),
         "",
-        "Xid events of the kernel log, by exact code; present from a code's first event.",
+        "Xid events of kernel log and driver, by exact code; present from a code's first event.",
+    ),
+    Family(
+        "tocsin_gpu_xid_followups_total",
+        Kind.COUNTER,
+        (*DEVICE, "code", "caused_by"),
+        "",
+        "Those of them that only follow from an earlier Xid of the device within 30 s, with that one's code.",
     ),
 )
 
 
 # Told per device and per holder, from the event stream rather than from a reading.
 _EVENTS = (
-    Quantity("xid_errors_total", True, ("class",), "", "Xid events of the kernel log, by class.", CORE, True),
+    Quantity("xid_errors_total", True, ("class",), "", "Xid events of kernel log and driver, by class.", CORE, True),
     Quantity("event_timestamp_seconds", False, ("class",), "seconds", "Kernel time of the last event of this class.", CORE, True),
 )
 

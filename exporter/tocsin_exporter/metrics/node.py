@@ -24,6 +24,9 @@ FAMILIES = (
     Family("tocsin_job_port_transmit_bytes_total", _C, JOB_PORT, "bytes", "While the job holds the port. Data sent."),
     Family("tocsin_job_port_errors_total", _C, (*JOB_PORT, "counter"), "", "While the job holds the port. Port error counters, by the kernel's file name."),
     Family("tocsin_job_port_active", _G, JOB_PORT, "", "While the job holds the port. 1 when its logical state is ACTIVE."),
+    Family("tocsin_fabric_switch_errors_total", _C, (*NODE, "switch", "class"), "", "SXid events of an NVSwitch, by the severity in the message: fatal, nonfatal, unknown; present from a switch's first event."),
+    Family("tocsin_fabric_switch_code_errors_total", _C, (*NODE, "switch", "code"), "", "SXid events of an NVSwitch, by exact code; present from a code's first event."),
+    Family("tocsin_fabric_switch_event_timestamp_seconds", _G, (*NODE, "switch", "class"), "seconds", "Kernel time of the last SXid event of this severity."),
     # host
     Family("tocsin_host_pressure_seconds_total", _C, (*NODE, "resource", "kind"), "seconds", "Pressure stall time by resource (cpu, memory, io) and kind (some, full)."),
     Family("tocsin_host_memory_total_bytes", _G, NODE, "bytes", "Memory of the host."),
@@ -39,6 +42,8 @@ FAMILIES = (
     Family("tocsin_exporter_state_durable", _G, NODE, "", "1 when a restart would find every event count that is served; 0 while the state file cannot be written or none is kept."),
     Family("tocsin_exporter_dropped_labels_total", _C, (*NODE, "reason"), "", "Label values from outside that were cut or refused."),
     Family("tocsin_exporter_kernel_records_total", _C, (*NODE, "facility"), "", "Kernel log records read; `user` ones were written by user space and are never events."),
+    Family("tocsin_exporter_kernel_records_lost_total", _C, NODE, "", "Kernel log records that were overwritten before they were read."),
+    Family("tocsin_exporter_device_events_total", _C, (*NODE, "source"), "", "Device events by who told them, each counted once: kernel log and driver (both), or one of them (log, driver); settled after a minute."),
     Family("tocsin_exporter_http_connections", _G, NODE, "", "Connections that are open."),
     Family("tocsin_exporter_http_requests_total", _C, (*NODE, "code"), "", "Requests answered, by status code."),
     Family("tocsin_exporter_http_cut_connections_total", _C, (*NODE, "reason"), "", "Connections ended before their time: late, crowded (room was needed), handshake (TLS), unread (answers not taken), descriptors (none left)."),

@@ -25,8 +25,10 @@ log = logging.getLogger(__name__)
 _RECORD = 8192
 # A report whose further records have not come by then stands as it is.
 _QUIET_SECONDS = 2.0
-# Between a batch of records the sink is called, so that one fsync covers a storm.
-_BATCH = 512
+# What is taken at once, so that a storm costs few writes of the state and yet is served while it lasts.
+_BATCH, _BATCH_SECONDS = 16384, 0.5
+_CHUNK = 1 << 18
+_LONGEST = 1 << 16
 _MAX_SKEW = 5.0
 
 
@@ -72,7 +74,11 @@ class KmsgSource:
         self._skew = 0.0
         self._live = False
         self._quiet_since = 0.0
-        self._rest = b""
+        self._lost = 0
+        # The highest number since the log was opened, which tells a log that is shorter than the cursor.
+        self._highest = -1
+        self._failed = False
+        self._end_seen = float("-inf")
         self._stopping = threading.Event()
         self._first = threading.Event()
         self._thread = threading.Thread(target=self._run, name="source-kmsg", daemon=True)
@@ -92,6 +98,18 @@ class KmsgSource:
     def records(self) -> dict[str, int]:
         """Return how many records were read, by facility (`kernel`, `user`)."""
         return {"kernel": self._parser.kernel_records, "user": self._parser.user_records}
+
+    def lost(self) -> int:
+        """Return how many records the kernel overwrote before they were read."""
+        return self._lost
+
+    def failed(self) -> bool:
+        """Say whether the log cannot be read."""
+        return self._failed
+
+    def end_seen(self) -> float:
+        """Return when, by the monotonic clock, everything in the log had been read."""
+        return self._end_seen
 
     def start(self) -> None:
         """Start following."""
@@ -120,6 +138,7 @@ class KmsgSource:
                 log.exception("following the kernel log failed path=%s", self.path)
                 self._errors.add("kmsg", "bad_data")
                 self.latest.fail("bad_data", str(err))
+            self._failed = pause > 0
             self._first.set()
             self._live = False
             self._stopping.wait(pause)
@@ -145,10 +164,13 @@ class KmsgSource:
         poll.register(descriptor, select.POLLIN)
         while not self._stopping.is_set():
             lines: list[bytes] = []
-            while len(lines) < _BATCH:
+            until = self._monotonic() + _BATCH_SECONDS
+            end = False
+            while len(lines) < _BATCH and self._monotonic() < until:
                 try:
                     lines.append(os.read(descriptor, _RECORD))
                 except BlockingIOError:
+                    end = True
                     break
                 except OSError as err:
                     if err.errno == errno.EPIPE:
@@ -158,64 +180,86 @@ class KmsgSource:
                     raise SourceError("bad_data", f"{self.path}: {err.strerror}") from err
             # A record is one line; what follows it are dictionary lines.
             self._take([line.split(b"\n", 1)[0] for line in lines])
-            if len(lines) < _BATCH:
+            if end:
                 self._idle()
                 poll.poll(500)
 
     def _follow_file(self, descriptor: int) -> None:
         inode = os.fstat(descriptor).st_ino
-        offset, self._rest = 0, b""
+        lines = _Lines(descriptor)
+        self._highest = -1
+        last = False
         while not self._stopping.is_set():
-            if os.fstat(descriptor).st_size < offset:
-                offset, self._rest = 0, b""
-                os.lseek(descriptor, 0, os.SEEK_SET)
-            data = os.read(descriptor, 1 << 16)
-            offset += len(data)
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            if len(self._rest) > _RECORD * 8:
+            if os.fstat(descriptor).st_size < lines.offset:
+                # Truncated: its numbers begin anew.
+                self._begin_anew(lines)
+            taken, ends = lines.read()
+            if lines.cut:
                 self._errors.add("kmsg", "bad_data")
-                self._rest = b""
-            self._take(lines)
-            if not data:
-                self._idle()
-                try:
-                    if self.path.stat().st_ino != inode:
-                        # Replaced, as by rotation: its sequence numbers are another log's.
-                        self._cursor = -1
-                        return
-                except OSError as err:
-                    raise SourceError("unsupported", f"{self.path}: {err.strerror}") from err
+            self._take(taken, ends)
+            if taken or lines.more:
+                continue
+            if self._cursor > -1 and self._highest < self._cursor:
+                # Shorter than the cursor: it was truncated and written anew while nobody looked.
+                self._begin_anew(lines)
+                if lines.size():
+                    continue
+            if last:
+                self._take(*lines.rest())
+                self._cursor = -1
+                return
+            self._idle()
+            try:
+                # Replaced, as by rotation: read to its end, and then from the start of the new one.
+                last = self.path.stat().st_ino != inode
+            except OSError as err:
+                raise SourceError("unsupported", f"{self.path}: {err.strerror}") from err
+            if not last:
                 self._stopping.wait(0.25)
+
+    def _begin_anew(self, lines: _Lines) -> None:
+        self._cursor = self._highest = -1
+        lines.rewind()
 
     def _idle(self) -> None:
         """The log's end is reached: reports that wait are given out, the source is fresh."""
         if self._parser.waiting() and self._monotonic() - self._quiet_since >= _QUIET_SECONDS:
             self._deliver(self._parser.finish())
         self.latest.put(self._cursor)
+        self._failed = False
         self._live = True
+        self._end_seen = self._monotonic()
         self._first.set()
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _take(self, lines: list[bytes], ends: list[int] | None = None) -> None:
+        """Read *lines*; those without a number of the kernel's have their end in the file for one."""
         if not lines:
             return
         self._quiet_since = self._monotonic()
         found: list[Event] = []
-        for line in lines:
+        # Only what comes after the end was seen has just been written.
+        fresh, self._live = self._live, False
+        for at, line in enumerate(lines):
             record = split(line.decode("utf-8", "replace"))
             if record is None:
                 continue
-            if record.seq is not None:
-                if record.seq <= self._cursor:
+            number = record.seq if record.seq is not None else ends[at] if ends else None
+            if number is not None:
+                self._highest = max(self._highest, number)
+                if number <= self._cursor:
                     continue
-                self._cursor = record.seq
-            if self._live and record.usec is not None:
+                if record.seq is not None and self._cursor >= 0:
+                    self._lost += number - self._cursor - 1
+                self._cursor = number
+            if fresh and record.usec is not None:
                 self._calibrate(record.usec)
+                fresh = False
             found.extend(self._parser.feed_record(record))
         self._deliver(found)
+        self.latest.put(self._cursor)
 
     def _deliver(self, found: list[Event]) -> None:
-        events = [KernelEvent(event, self._time_of(event)) for event in found]
-        self._sink(events, self._cursor)
+        self._sink([KernelEvent(event, self._time_of(event)) for event in found], self._cursor)
 
     def _calibrate(self, usec: int) -> None:
         """The log's clock drifts from ours over months: a record that was just written is of now."""
@@ -227,3 +271,52 @@ class KmsgSource:
         if event.usec is None:
             return self._wall()
         return min(self._wall(), self._wall() - (self._monotonic() + self._skew - event.usec / 1e6))
+
+
+class _Lines:
+    """The lines of a file that grows, in bounds. ``cut``: the last read dropped the end of a long line."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+        self._skipping = False
+        self.offset = 0
+        self.more = False
+        self.cut = False
+
+    def size(self) -> int:
+        """Return the size of the file."""
+        return os.fstat(self._descriptor).st_size
+
+    def rewind(self) -> None:
+        """Read from the start again."""
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        self._rest, self._skipping, self.offset = b"", False, 0
+
+    def read(self) -> tuple[list[bytes], list[int]]:
+        """Return the next whole lines, and where each ends."""
+        data = os.read(self._descriptor, _CHUNK)
+        self.more = bool(data)
+        start = self.offset - len(self._rest)
+        self.offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        ends: list[int] = []
+        for line in lines:
+            start += len(line) + 1
+            ends.append(start)
+        if self._skipping and lines:
+            # The rest of a line that was too long is no line of its own.
+            del lines[0], ends[0]
+            self._skipping = False
+        self.cut = len(self._rest) > _LONGEST
+        if self.cut:
+            if not self._skipping:
+                lines.append(self._rest[:_RECORD])
+                ends.append(self.offset)
+            self._rest, self._skipping = b"", True
+        return lines, ends
+
+    def rest(self) -> tuple[list[bytes], list[int]]:
+        """Return the last line, which has no end and will get none."""
+        rest, self._rest = self._rest, b""
+        return ([rest], [self.offset]) if rest and not self._skipping else ([], [])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["UP_REASONS", "Device", "DriverEvent", "HungCall", "Key", "NvmlReading", "pci_address"]
+__all__ = [
+    "UP_REASONS", "Device", "DriverEvent", "HungCall", "Key", "NvmlReading", "address_of", "pci_address",
+]  # fmt: skip
 
 # The only values of `reason` on tocsin_gpu_up. The device: a call that does not return; the driver lost it;
 # it was there and is not listed; the driver wants a reset; answers that cannot be; an error of its own.
@@ -94,6 +96,14 @@ class DriverEvent:
     type: str
     code: int
     wall: float
+
+
+def address_of(devices: Iterable[Device], uuid: str, index: str) -> str:
+    """Return the PCI address of the device with *uuid*, without one of that at *index*; "" if unknown."""
+    for device in devices:
+        if device.pci and (device.uuid == uuid if uuid else device.gpu == index and not device.mig):
+            return device.pci
+    return ""
 
 
 def pci_address(text: str) -> str:
