@@ -237,7 +237,9 @@ def build(
         for device in reading.devices:
             for pid in device.pids or ():
                 gpus[pid] = (*gpus.get(pid, ()), int(device.gpu))
-        resolver.note_devices(gpus, {device.uuid: int(device.gpu) for device in reading.devices})
+        whole = [device for device in reading.devices if not device.mig]
+        minors = {int(device.info["minor"]): int(device.gpu) for device in whole if device.info.get("minor")}
+        resolver.note_devices(gpus, {device.uuid: int(device.gpu) for device in reading.devices}, minors)
         attribution.on_reading(reading)
 
     nvml.listen(devices_read)

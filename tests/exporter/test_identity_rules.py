@@ -116,6 +116,104 @@ def test_components_of_a_heterogeneous_job_are_one_job() -> None:
     assert ("slurm/4711", ()) == (verdict.job_id, verdict.conflicts)
 
 
+def test_the_leaders_number_in_a_component_is_no_conflict() -> None:
+    """Steps over several components have the leader's number in the environment, in each component's cgroup."""
+    environ = {"SLURM_JOB_ID": "3", "SLURM_JOB_ID_HET_GROUP_0": "3", "SLURM_JOB_ID_HET_GROUP_1": "4", "SLURM_PROCID": "1"}
+    verdict = decide(environ, "/slurm_gpu2/uid_0/job_4/step_0/task_0")
+
+    assert verdict is not None
+    assert ("slurm/3", "1", "0", "gpu2", ()) == (verdict.job_id, verdict.rank, verdict.step, verdict.node, verdict.conflicts)
+
+
+SLUID = "/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "stepd", "expected", "source"),
+    [
+        pytest.param({"SLURM_JOB_ID": "12"}, "12", "slurm/12", "slurmstepd", id="daemon and environment"),
+        pytest.param({}, "12", "slurm/12", "slurmstepd", id="the environment is closed"),
+        pytest.param({"SLURM_JOB_ID": "12"}, "", "slurm/12", "environ", id="no daemon above"),
+        pytest.param({}, "", "slurm/s5K1KKYAYG5D00", "cgroup", id="neither"),
+    ],
+)
+def test_a_sluid_is_followed_to_the_jobs_number(environ: dict[str, str], stepd: str, expected: str, source: str) -> None:
+    """Slurm 26.05's paths have no number; the step's daemon has it, then the environment."""
+    facts = rules.Facts(
+        pid=50, parent=1, group=48, start_ticks=1, name="python", cgroups=(SLUID,), environ=environ, stepd_job=stepd
+    )
+    verdict = rules.decide(facts, BOOT)
+
+    assert verdict is not None
+    assert (expected, source, "0") == (verdict.job_id, verdict.sources["job"], verdict.step)
+
+
+def test_a_claim_against_the_daemon_of_the_step_is_a_conflict() -> None:
+    """Whoever writes another job into the environment does not join it."""
+    facts = rules.Facts(
+        pid=50, parent=1, group=48, start_ticks=1, name="python", cgroups=(SLUID,), environ={"SLURM_JOB_ID": "9"}, stepd_job="12"
+    )  # fmt: skip
+    verdict = rules.decide(facts, BOOT)
+
+    assert verdict is not None
+    assert ("slurm/12", ("job",)) == (verdict.job_id, verdict.conflicts)
+
+
+@pytest.mark.parametrize(
+    ("environ", "step"),
+    [
+        ({"SLURM_STEP_ID": "3"}, "3"),
+        ({"SLURM_STEPID": "3"}, "3"),
+        ({"SLURM_STEP_ID": "4294967290"}, "interactive"),
+        ({"SLURM_TASK_PID": "77"}, "batch"),
+        ({}, ""),
+        ({"SLURM_STEP_ID": "x"}, ""),
+    ],
+)
+def test_the_step_by_the_environment(environ: dict[str, str], step: str) -> None:
+    """Without cgroups the environment tells the step; only a batch script has none there."""
+    verdict = decide({"SLURM_JOB_ID": "4711", **environ})
+
+    assert verdict is not None
+    assert step == verdict.step
+
+
+def test_the_shell_that_starts_the_steps_is_no_rank() -> None:
+    """A batch script has the first task's number, and is that task only where it does the work itself."""
+    environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_TASK_PID": "50"}
+
+    assert ("slurm/7", "") == found(decide(environ, name="slurm_script", command=("/bin/sh", "slurm_script")))
+    assert ("slurm/7", "0") == found(decide(environ))
+    assert ("slurm/7", "0") == found(decide({**environ, "SLURM_STEP_ID": "0"}, name="bash", command=("bash",)))
+    assert ("slurm/7", "3") == found(decide({**environ, **TORCH}, name="bash", command=("bash",)))
+
+
+@pytest.mark.parametrize(
+    ("environ", "attempt"),
+    [
+        ({}, ""),
+        ({"SLURM_RESTART_COUNT": "2"}, "2"),
+        ({"TORCHELASTIC_RESTART_COUNT": "1"}, "1"),
+        ({"SLURM_RESTART_COUNT": "0", "TORCHELASTIC_RESTART_COUNT": "1"}, "1"),
+        ({"SLURM_RESTART_COUNT": "2", "TORCHELASTIC_RESTART_COUNT": "0"}, "2.0"),
+    ],
+)
+def test_an_attempt_counts_requeues_and_restarts(environ: dict[str, str], attempt: str) -> None:
+    """torchrun counts from 0 again after a requeue, which is an attempt of its own."""
+    verdict = decide({"SLURM_JOB_ID": "7", **environ})
+
+    assert verdict is not None
+    assert attempt == verdict.attempt
+
+
+def test_a_pods_namespace_is_its_team_and_its_container_is_told() -> None:
+    """What Kubernetes knows beside the workload."""
+    verdict = decide({}, f"/kubepods/pod{POD}/{'ab' * 32}", pod=("team-a", "llm-0"))
+
+    assert verdict is not None
+    assert ("k8s/team-a/llm", "team-a", "ab" * 32) == (verdict.job_id, verdict.team, verdict.container)
+
+
 def test_ranks_that_disagree_are_a_conflict() -> None:
     """Two launchers that number one process differently are counted; the framework's number stands."""
     verdict = decide({**TORCH, "OMPI_COMM_WORLD_RANK": "7"})
@@ -186,35 +284,3 @@ def test_job_ids_are_short_and_on_one_line() -> None:
     assert "torchrun/a_b_c" == jobid.torchrun("a b\nc")
     assert len(jobid.torchrun("x" * 10_000)) < 200
 
-
-UUIDS = {"GPU-aaaa0000-1": 0, "GPU-bbbb0000-2": 1, "GPU-cccc0000-3": 2}
-
-
-@pytest.mark.parametrize(
-    ("environ", "allocator", "expected"),
-    [
-        pytest.param({"CUDA_VISIBLE_DEVICES": "2"}, "torchrun", (2,), id="one device"),
-        pytest.param(
-            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}, "torchrun", (2,), id="all, by local rank"
-        ),
-        pytest.param({"CUDA_VISIBLE_DEVICES": "0,1,2,3", "LOCAL_RANK": "2"}, "torchrun", (), id="all, unclear which"),
-        pytest.param({"CUDA_VISIBLE_DEVICES": "0,1"}, "torchrun", (0, 1), id="one process, two devices"),
-        pytest.param({"CUDA_VISIBLE_DEVICES": "GPU-bbbb0000"}, "torchrun", (1,), id="UUID, shortened"),
-        pytest.param({"CUDA_VISIBLE_DEVICES": "-1"}, "torchrun", (), id="none"),
-        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, "torchrun", (), id="empty"),
-        pytest.param({"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "3"}, "slurm", (3,), id="index inside Slurm's cgroup"),
-        pytest.param({"CUDA_VISIBLE_DEVICES": "3", "SLURM_JOB_GPUS": "2,3"}, "slurm", (3,), id="Slurm without cgroup"),
-        pytest.param({"CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "1,2"}, "slurm", (), id="Slurm, either way"),
-        pytest.param(
-            {"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-cccc0000-3,GPU-aaaa0000-1"}, "k8s", (0,), id="index inside a container"
-        ),
-        pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, "k8s", (), id="container, not told which"),
-        pytest.param({}, "torchrun", (), id="not set"),
-    ],
-)  # fmt: skip
-def test_devices(environ: dict[str, str], allocator: str, expected: tuple[int, ...]) -> None:
-    """A number counts as a driver's index only where that is certain."""
-    verdict = decide({**environ, "RANK": "0", "MASTER_ADDR": "h", "WORLD_SIZE": "4"})
-
-    assert verdict is not None
-    assert expected == rules.device_indices(verdict.visible, environ, allocator, UUIDS)

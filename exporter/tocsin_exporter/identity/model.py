@@ -16,7 +16,8 @@ class ProcessIdentity:
 
     ``start_ticks`` (field 22 of /proc/PID/stat) tells a reused pid apart. ``rank`` is the
     global rank as a decimal string, ``""`` when unknown. ``gpu_indices`` are NVML indices the
-    process was given, empty when unknown. ``sources`` says for each fact where it came from
+    process was given, empty when unknown. ``step`` is the allocator's step, ``container`` the id of the
+    pod's container. ``sources`` says for each fact where it came from
     (``cgroup``, ``environ``, ``nvml``, ``cmdline``, …).
     """
 
@@ -36,6 +37,8 @@ class ProcessIdentity:
     name: str = ""
     framework: str = ""
     gpu_indices: tuple[int, ...] = ()
+    step: str = ""
+    container: str = ""
     sources: dict[str, str] = field(default_factory=dict)
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tocsin_exporter.errors import SourceError
-from tocsin_exporter.identity import rules
-from tocsin_exporter.identity.assigned import Assignment, assigned_devices
+from tocsin_exporter.identity import rules, slurmd
+from tocsin_exporter.identity.assigned import Assignment, DeviceMap, assigned_devices, own_devices
+from tocsin_exporter.identity.facts import read_facts
 from tocsin_exporter.identity.model import ProcessIdentity, ProcessListener
 from tocsin_exporter.sources import procfs as proc
 from tocsin_exporter.sources.latest import ErrorCounter
 
-__all__ = ["Holder", "Resolver", "Usage", "read_facts"]
+__all__ = ["Holder", "Resolver", "Usage", "identity_of"]
 
 log = logging.getLogger(__name__)
 
@@ -58,59 +59,9 @@ class _Entry:
     held: bool | None = None
     # The rank process (pid, start) below which this one was seen: with it gone it is a left-over.
     under: tuple[int, int] | None = None
-    # The devices it was given, and the verdict and the UUIDs by which they were found.
+    # The devices it was given, and the verdict and the map by which they were found.
     given: tuple[str, ...] = ()
     given_by: tuple[object, object] | None = None
-
-
-def read_facts(
-    procfs: Path, stat: proc.ProcessStat, pods: Path = Path("/var/log/pods"), also: str = ""
-) -> tuple[rules.Facts, SourceError | None]:
-    """
-    Return what /proc tells of one process, and the error when its environment is closed to us.
-
-    Of the environment only the variables that the rules read are kept, and *also*.
-    """
-    error: SourceError | None = None
-    try:
-        env = rules.telling(proc.environment(procfs, stat.pid), also)
-    except SourceError as err:
-        env, error = {}, err
-    cgroups = proc.cgroup_paths(procfs, stat.pid)
-    namespace, pod = "", ""
-    if uid := rules.pod_of_cgroup(cgroups):
-        namespace, pod = _pod(pods, uid, env)
-    return (
-        rules.Facts(
-            pid=stat.pid,
-            parent=stat.parent,
-            group=stat.group,
-            start_ticks=stat.start_ticks,
-            name=stat.name,
-            cgroups=cgroups,
-            environ=env,
-            command=proc.command_line(procfs, stat.pid),
-            user=proc.user_of(procfs, stat.pid),
-            pod_name=pod,
-            pod_namespace=namespace,
-        ),
-        error,
-    )
-
-
-def _pod(pods: Path, uid: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """Return namespace and name of the pod *uid*."""
-    # The kubelet keeps `<namespace>_<pod>_<uid>` for each pod; that beats what a container says of itself.
-    try:
-        names = [name for name in os.listdir(pods) if name.endswith(f"_{uid}")]
-    except OSError:
-        names = []
-    if names and names[0].count("_") == 2:
-        namespace, pod, _ = names[0].split("_")
-        return namespace, pod
-    pod = env.get("POD_NAME") or env.get("MY_POD_NAME") or env.get("HOSTNAME", "")
-    namespace = env.get("POD_NAMESPACE") or env.get("MY_POD_NAMESPACE") or env.get("NAMESPACE", "")
-    return namespace, pod
 
 
 class Resolver:
@@ -150,8 +101,10 @@ class Resolver:
         self._conflicts: Counter[str] = Counter({"job": 0, "rank": 0, "gpu": 0})
         self._disputed: set[tuple[int, int, str]] = set()
         self._gpus_of: dict[int, tuple[int, ...]] = {}
-        self._uuids: dict[str, int] = {}
+        self._map = DeviceMap()
         self._assigned: tuple[Assignment, ...] = ()
+        # The daemons and nodes for which Slurm's files were last read.
+        self._asked: object = None
         self._last_full = float("-inf")
         self._scanned_at: float | None = None
         self._scan_error: SourceError | None = None
@@ -232,12 +185,18 @@ class Resolver:
             age = None if self._scanned_at is None else self._clock() - self._scanned_at
             return age, self._scan_error
 
-    def note_devices(self, gpus_of: Mapping[int, tuple[int, ...]], uuids: Mapping[str, int]) -> None:
-        """Hear from the driver which pids hold which devices, and the index of each UUID."""
+    def note_devices(
+        self,
+        gpus_of: Mapping[int, tuple[int, ...]],
+        uuids: Mapping[str, int],
+        minors: Mapping[int, int] | None = None,
+    ) -> None:
+        """Hear from the driver which pids hold which devices, and the index of each UUID and device file."""
         with self._lock:
-            if dict(gpus_of) == self._gpus_of and dict(uuids) == self._uuids:
+            known = DeviceMap(dict(uuids), dict(minors or {}), self._map.files, self._map.daemons)
+            if dict(gpus_of) == self._gpus_of and known == self._map:
                 return
-            self._gpus_of, self._uuids = dict(gpus_of), dict(uuids)
+            self._gpus_of, self._map = dict(gpus_of), known
         self._wake()
 
     # the thread
@@ -307,6 +266,8 @@ class Resolver:
             if entry is None or full or pid in tracked or now - entry.seen < _SETTLE_SECONDS:
                 self._examine(pid, entry, now, ended)
         ended |= tracked.keys() - set(present)
+        self._judge(gpus_of)
+        self._ask_slurm(full)
         self._publish(gpus_of, ended)
         with self._lock:
             self._scanned_at, self._scan_error = now, None
@@ -337,6 +298,29 @@ class Resolver:
         under = entry.under if entry is not None else None
         self._entries[pid] = _Entry(stat.start_ticks, seen, facts if ours else None, None, under=under)
         self._usage[pid] = Usage(stat.cpu_seconds, stat.resident_bytes)
+
+    def _judge(self, gpus_of: Mapping[int, tuple[int, ...]]) -> None:
+        """Decide anew on the processes whose facts changed or that took or left a device."""
+        for pid, entry in self._entries.items():
+            held = pid in gpus_of
+            if entry.facts is not None and entry.held is not held:
+                entry.held = held
+                entry.verdict = rules.decide(replace(entry.facts, holds_gpu=held), self._boot_id)
+
+    def _ask_slurm(self, full: bool) -> None:
+        """Keep the files behind Slurm's indices: read rarely, and for daemons and nodes that are new."""
+        known = (each.facts for each in self._entries.values() if each.facts)
+        daemons = [facts for facts in known if facts.name == slurmd.DAEMON]
+        nodes = {each.verdict.node for each in self._entries.values() if each.verdict} - {""}
+        asked = (tuple((each.pid, each.start_ticks) for each in daemons), frozenset(nodes))
+        if asked == self._asked and not full:
+            return
+        self._asked = asked
+        files = slurmd.gpu_files(self._procfs, daemons, nodes)
+        with self._lock:
+            fresh = DeviceMap(self._map.by_uuid, self._map.by_minor, files, len(daemons))
+            if fresh != self._map:
+                self._map = fresh
 
     def _publish(self, gpus_of: Mapping[int, tuple[int, ...]], ended: set[int]) -> None:
         chosen = self._choose(gpus_of)
@@ -379,10 +363,6 @@ class Resolver:
         for pid, entry in self._entries.items():
             if entry.facts is None:
                 continue
-            held = pid in gpus_of
-            if entry.held is not held:
-                entry.held = held
-                entry.verdict = rules.decide(replace(entry.facts, holds_gpu=held), self._boot_id)
             verdict = entry.verdict
             if verdict is None:
                 continue
@@ -484,7 +464,8 @@ class Resolver:
         if verdict is None or facts is None:
             return
         found = list(verdict.conflicts)
-        given = rules.device_indices(verdict.visible, facts.environ, verdict.allocator, self._uuids)
+        known = self._map
+        given = known.indices(own_devices(facts, verdict, known.slurm_files(verdict.node)))
         if driver and given and not set(driver) & set(given):
             found.append("gpu")
         with self._lock:
@@ -503,10 +484,10 @@ class Resolver:
             verdict, facts = entry.verdict, entry.facts
             if verdict is None or facts is None:
                 continue
-            by, uuids = entry.given_by, self._uuids
-            if by is None or by[0] is not verdict or by[1] is not uuids:
-                entry.given = assigned_devices(facts, verdict, uuids)
-                entry.given_by = (verdict, uuids)
+            by, known = entry.given_by, self._map
+            if by is None or by[0] is not verdict or by[1] is not known:
+                entry.given = assigned_devices(facts, verdict, known.slurm_files(verdict.node))
+                entry.given_by = (verdict, known)
             if not entry.given:
                 continue
             rank = verdict.rank if verdict.visible else ""
@@ -521,7 +502,7 @@ class Resolver:
         facts, verdict = entry.facts, entry.verdict
         if facts is None or verdict is None:
             raise AssertionError(f"pid {pid} was chosen without a verdict")
-        return identity_of(facts, verdict, gpus_of.get(pid, ()), self._uuids, self._boot_time)
+        return identity_of(facts, verdict, gpus_of.get(pid, ()), self._map, self._boot_time)
 
     def _watch(self, who: ProcessIdentity) -> None:
         if not self._real:
@@ -545,12 +526,12 @@ def identity_of(
     facts: rules.Facts,
     verdict: rules.Verdict,
     driver: tuple[int, ...],
-    uuids: Mapping[str, int],
+    known: DeviceMap,
     boot_time: float,
 ) -> ProcessIdentity:
     """Put facts and verdict together; the driver's word on devices beats the environment's."""
     sources = dict(verdict.sources)
-    indices = driver or rules.device_indices(verdict.visible, facts.environ, verdict.allocator, uuids)
+    indices = driver or known.indices(own_devices(facts, verdict, known.slurm_files(verdict.node)))
     if driver:
         sources["gpu"] = "nvml"
     elif not indices:
@@ -572,6 +553,8 @@ def identity_of(
         name=verdict.job_name,
         framework=verdict.framework,
         gpu_indices=indices,
+        step=verdict.step,
+        container=verdict.container,
         sources=sources,
     )
 

@@ -7,24 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tocsin_common import jobid
+from tocsin_exporter.identity.cgroups import pod_of, slurm_of, step_name
 
 __all__ = [
     "WEAK",
     "Facts",
     "Verdict",
     "decide",
-    "device_indices",
     "is_filter",
     "is_launcher",
     "is_wrapper",
-    "pod_of_cgroup",
     "telling",
 ]
 
-# Slurm names a job's cgroup `job_<id>` in both hierarchies, below `slurm/` or a `…slurmstepd.scope`.
-_SLURM = re.compile(r"slurm[^/]*/(?:.*/)?job_(\d+)(?:/step_([^/]+))?")
-# The kubelet's two cgroup drivers: `pod<uid>` and `…-pod<uid with underscores>.slice`.
-_POD = re.compile(r"kubepods.*?pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 _DIGITS = re.compile(r"^\d{1,9}$")
 _LAUNCH_WORDS = re.compile(
     r"(^|/)(torchrun|mpirun|mpiexec(\.\w+)?|prterun|prte|prted|orterun|orted|srun|salloc|sbatch|deepspeed"
@@ -46,6 +41,7 @@ _FILTERS = frozenset(
 )  # fmt: skip
 # They hold devices for others, or look at them; as the kernel cuts names.
 _SERVICES = frozenset(("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine"))
+_STARTING_STEPS = ("batch", "extern", "interactive")
 # The strength of a rank that only the task numbering of Slurm gives.
 WEAK = 5
 _FRAMEWORKS = (
@@ -56,7 +52,7 @@ _FRAMEWORKS = (
 
 # Environments hold secrets and megabytes; only what may name a job, a rank or a device is kept.
 _TELLING = re.compile(
-    r"^(?:SLURM_|OMPI_|PMI|HYDI_|RAY_JOB|TORCHELASTIC_|(?:LOCAL_|GROUP_|ROLE_)?(?:RANK|WORLD_SIZE)$|MASTER_(?:ADDR|PORT)$"
+    r"^(?:SLURM_|SLURMD_(?:NODENAME|TRES_BIND)$|OMPI_|PMI|HYDI_|RAY_JOB|TORCHELASTIC_|(?:LOCAL_|GROUP_|ROLE_)?(?:RANK|WORLD_SIZE)$|MASTER_(?:ADDR|PORT)$"
     r"|MPI_LOCALRANKID$|(?:CUDA|NVIDIA)_VISIBLE_DEVICES$|(?:MY_)?POD_NAME(?:SPACE)?$|NAMESPACE$|HOSTNAME$)"
 )
 
@@ -72,7 +68,8 @@ class Facts:
     What is known of one process.
 
     ``pod_name`` and ``pod_namespace`` are what the kubelet's log folder or the environment says;
-    ``holds_gpu`` comes from the driver's process list.
+    ``holds_gpu`` comes from the driver's process list; ``stepd_job`` is the job in the title of the
+    slurmstepd above the process, "" where its cgroup has the job's number.
     """
 
     pid: int
@@ -87,6 +84,7 @@ class Facts:
     pod_name: str = ""
     pod_namespace: str = ""
     holds_gpu: bool = False
+    stepd_job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,8 @@ class Verdict:
     """
     What a process was found to be. ``rank`` is "" for a process without one; ``strength``
     orders the sources of a rank (lower is stronger). ``visible`` are the devices it was given:
-    indices or UUIDs as text. ``conflicts`` names facts on which two sources disagree.
+    indices or UUIDs as text. ``step`` is the allocator's step and ``node`` the node by the allocator's name.
+    ``container`` is the id of the pod's container. ``conflicts`` names facts on which two sources disagree.
     """
 
     job_id: str
@@ -110,9 +109,16 @@ class Verdict:
     job_name: str = ""
     framework: str = ""
     visible: tuple[str, ...] = ()
-    batch_step: bool = False
+    step: str = ""
+    node: str = ""
+    container: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
     conflicts: tuple[str, ...] = ()
+
+    @property
+    def batch_step(self) -> bool:
+        """Whether it runs in the step that starts the others."""
+        return self.step in _STARTING_STEPS
 
 
 def is_launcher(facts: Facts) -> bool:
@@ -138,25 +144,38 @@ def decide(facts: Facts, boot_id: str) -> Verdict | None:
     env = facts.environ
     sources: dict[str, str] = {}
     conflicts: list[str] = []
-    batch = False
+    step = node = ""
 
     job_id = allocator = ""
-    slurm = _slurm_of_cgroup(facts.cgroups)
+    slurm = slurm_of(facts.cgroups)
     claimed = _digits(env.get("SLURM_JOB_ID", "")) or _digits(env.get("SLURM_JOBID", ""))
-    pod_uid = pod_of_cgroup(facts.cgroups)
+    pod = pod_of(facts.cgroups)
     if slurm is not None:
         allocator, sources["job"] = "slurm", "cgroup"
-        job_id = jobid.slurm(_het_leader(env, slurm[0]) or slurm[0])
-        batch = slurm[1] in ("batch", "extern")
-        if claimed and claimed != slurm[0]:
+        number, step = slurm.job, slurm.step
+        if not number:
+            # A SLUID has no number in it: the step's daemon has, else the environment claims one. The SLUID
+            # itself is at least the same for all of the job.
+            number, sources["job"] = next(
+                (found, source)
+                for found, source in (
+                    (facts.stepd_job, "slurmstepd"),
+                    (claimed, "environ"),
+                    (slurm.sluid, "cgroup"),
+                )
+                if found
+            )
+        job_id = jobid.slurm(_het_leader(env, number) or number)
+        # All components of a heterogeneous job have the leader's number in their environment.
+        if claimed and claimed not in (number, _het_leader(env, number)):
             conflicts.append("job")
     elif claimed:
         allocator, sources["job"] = "slurm", "environ"
         job_id = jobid.slurm(_het_leader(env, claimed) or claimed)
-    elif pod_uid:
+    elif pod is not None:
         allocator, sources["job"] = "k8s", "cgroup"
         job_id = jobid.kubernetes(
-            facts.pod_namespace or "unknown", jobid.pod_owner(facts.pod_name or pod_uid)
+            facts.pod_namespace or "unknown", jobid.pod_owner(facts.pod_name or pod.uid)
         )
     elif env.get("RAY_JOB_ID"):
         allocator, sources["job"] = "ray", "environ"
@@ -165,9 +184,15 @@ def decide(facts: Facts, boot_id: str) -> Verdict | None:
     if not job_id and inner:
         job_id, allocator, sources["job"] = inner, jobid.parse(inner).allocator, "environ"
 
+    if allocator == "slurm":
+        node = (slurm.node if slurm else "") or env.get("SLURMD_NODENAME", "")
+        step = step or _step(env)
+
     ranks = _ranks(env, allocator)
     rank, strength = "", 9
-    if ranks and not is_launcher(facts):
+    # The shell that starts the steps has the number of the first task.
+    starts = step in _STARTING_STEPS and is_wrapper(facts) and bool(ranks) and ranks[0][2] == WEAK
+    if ranks and not is_launcher(facts) and not starts:
         rank, source, strength = ranks[0]
         sources["rank"] = f"environ:{source}"
         # Slurm numbers its tasks, which are not torchrun's ranks: no disagreement.
@@ -191,13 +216,15 @@ def decide(facts: Facts, boot_id: str) -> Verdict | None:
         ),
         world_size=_world(env, allocator),
         nodes_expected=_nodes(env),
-        attempt=_first(env, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"),
+        attempt=_attempt(env),
         inner_id=_inner_label(env, inner, job_id),
-        team=env.get("SLURM_JOB_ACCOUNT", ""),
+        team=env.get("SLURM_JOB_ACCOUNT", "") or (facts.pod_namespace if allocator == "k8s" else ""),
         job_name=env.get("SLURM_JOB_NAME", "") or facts.pod_name or env.get("RAY_JOB_NAME", ""),
         framework=_framework(facts),
         visible=visible,
-        batch_step=batch,
+        step=step,
+        node=node,
+        container=pod.container if pod is not None else "",
         sources=sources,
         conflicts=tuple(conflicts),
     )
@@ -214,19 +241,19 @@ def _first(env: Mapping[str, str], *names: str) -> str:
     return ""
 
 
-def _slurm_of_cgroup(paths: tuple[str, ...]) -> tuple[str, str] | None:
-    for path in paths:
-        if match := _SLURM.search(path):
-            return match[1], match[2] or ""
-    return None
+def _step(env: Mapping[str, str]) -> str:
+    """Return the step by the environment; a batch script has none there."""
+    found = env.get("SLURM_STEP_ID", "") or env.get("SLURM_STEPID", "")
+    if re.fullmatch(r"\d{1,10}", found):
+        return step_name(found)
+    return "batch" if "SLURM_TASK_PID" in env else ""
 
 
-def pod_of_cgroup(paths: tuple[str, ...]) -> str:
-    """Return the uid of the pod whose cgroup is among *paths*, or ""."""
-    for path in paths:
-        if match := _POD.search(path):
-            return match[1].replace("_", "-")
-    return ""
+def _attempt(env: Mapping[str, str]) -> str:
+    """Return how often the job was started again: by Slurm, by torchrun, or by both as `m.n`."""
+    requeued, restarted = _first(env, "SLURM_RESTART_COUNT"), _first(env, "TORCHELASTIC_RESTART_COUNT")
+    # torchrun counts from 0 again in each of Slurm's attempts.
+    return f"{requeued}.{restarted}" if requeued.strip("0") and restarted else restarted or requeued
 
 
 def _het_leader(env: Mapping[str, str], own: str) -> str:
@@ -312,41 +339,6 @@ def _visible(env: Mapping[str, str]) -> tuple[str, ...]:
         # Several processes share several devices in a way only the driver knows.
         return ()
     return tuple(entries)
-
-
-def device_indices(
-    visible: tuple[str, ...], env: Mapping[str, str], allocator: str, by_uuid: Mapping[str, int]
-) -> tuple[int, ...]:
-    """
-    Return NVML indices of the devices in *visible*, or nothing when they cannot be known.
-
-    Inside a container or a Slurm device cgroup CUDA counts only the devices it sees, so a plain
-    number there is no NVML index; a wrong device is worse than none.
-    """
-    if not visible:
-        return ()
-    if visible[0].startswith("GPU-"):
-        found = [[index for uuid, index in by_uuid.items() if uuid.startswith(entry)] for entry in visible]
-        return tuple(hits[0] for hits in found if len(hits) == 1)
-    if not all(_DIGITS.match(entry) for entry in visible):
-        return ()
-    numbers = tuple(int(entry) for entry in visible)
-    if allocator == "k8s":
-        given = env.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
-        if given == ["all"]:
-            return numbers
-        if not all(entry.startswith("GPU-") for entry in given) or max(numbers) >= len(given):
-            return ()
-        return device_indices(tuple(given[number] for number in numbers), {}, "", by_uuid)
-    listed = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or ""
-    given_ints = tuple(int(entry) for entry in listed.split(",") if _DIGITS.match(entry))
-    if allocator != "slurm" or not given_ints:
-        return numbers
-    local = tuple(given_ints[number] for number in numbers) if max(numbers) < len(given_ints) else ()
-    plain = numbers if set(numbers) <= set(given_ints) else ()
-    if local and plain:
-        return local if local == plain else ()
-    return local or plain
 
 
 def _framework(facts: Facts) -> str:

@@ -6,15 +6,18 @@ from dataclasses import asdict
 from typing import Any
 
 from tocsin_exporter.config import Config
-from tocsin_exporter.identity import rules
-from tocsin_exporter.identity.resolver import identity_of, read_facts
+from tocsin_exporter.identity import rules, slurmd
+from tocsin_exporter.identity.assigned import DeviceMap, assigned_devices
+from tocsin_exporter.identity.facts import read_facts
+from tocsin_exporter.identity.resolver import identity_of
 from tocsin_exporter.sources import procfs
 
 __all__ = ["describe"]
 
 # The variables that decide; others may hold secrets and are not printed.
 _TELLING = (
-    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "RAY_JOB_ID",
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURMD_NODENAME",
+    "SLURMD_TRES_BIND", "SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "RAY_JOB_ID",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "POD_NAME", "POD_NAMESPACE",
@@ -53,13 +56,27 @@ def describe(config: Config, pid: int) -> dict[str, Any]:
             "note", "neither cgroup nor environment names a job; a device held would make it proc/…"
         )
         return answer
-    found = identity_of(facts, verdict, (), {}, procfs.boot_time(config.procfs))
+    known = _device_map(config, verdict.node)
+    found = identity_of(facts, verdict, (), known, procfs.boot_time(config.procfs))
     answer["identity"] = {
         **asdict(found),
         "gpu_indices": list(found.gpu_indices),
         "sources": dict(found.sources),
+        "devices": list(assigned_devices(facts, verdict, known.slurm_files(verdict.node))),
     }
     answer["conflicts"] = list(verdict.conflicts)
     if not verdict.rank:
         answer.setdefault("note", "no rank: a launcher or helper of the job")
     return answer
+
+
+def _device_map(config: Config, node: str) -> DeviceMap:
+    """Return what devices' names stand for without asking the driver: the files behind Slurm's indices."""
+    if not node:
+        return DeviceMap()
+    daemons = []
+    for pid in procfs.pids(config.procfs):
+        stat = procfs.process_stat(config.procfs, pid)
+        if stat is not None and stat.name == slurmd.DAEMON:
+            daemons.append(read_facts(config.procfs, stat)[0])
+    return DeviceMap(files=slurmd.gpu_files(config.procfs, daemons, (node,)), daemons=len(daemons))
