@@ -111,7 +111,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
             library = request.getfixturevalue("nvml_library")
             devices = create_node(tmp_path, "gpu-001", gpus=gpus, hcas=1).devices
             monkeypatch.setenv("TOCSIN_SIM_DEVICES", str(devices))
-        settings: dict[str, object] = {"call_deadline": 0.4, **more}
+        settings: dict[str, object] = {"call_deadline": 0.4, "attach_seconds": 0.4, **more}
         source = NvmlSource(
             library, 0.2, 2.0, 60.0, ErrorCounter(),
             command=scripted(script, before) if script else (), **settings,  # type: ignore[arg-type]
@@ -308,17 +308,46 @@ def test_garbage_of_one_gpu_costs_that_gpu(make: Make) -> None:
         assert "" == kit.reason()
 
 
-def test_a_cycle_without_end_gives_way(make: Make) -> None:
-    """A child that never stops to send is replaced; what it sends is bounded in number."""
-    kit = make(script='for i in range(2000): device(i % 250, uuid=f"GPU-{i}")', run=False)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param('while True: number += 1; device(number % 250, uuid=f"GPU-{number}")', id="a flood"),
+        pytest.param("while True: device(0); time.sleep(0.1)", id="a trickle"),
+    ],
+)
+def test_an_answer_without_end_gives_way(make: Make, script: str) -> None:
+    """A child that never stops to send is replaced, and the devices that it makes up are bounded in number."""
+    kit = make(script=script, run=False)
     kit.source.read_once()
 
+    assert "bad_data" == kit.reason()
+    assert 2 == kit.source.child_ends()["ended"]
     assert len(kit.source.devices()) <= 512
+
+
+@pytest.mark.parametrize("frame", ['{"begin": "x"}', '{"begin": null}', '{"end": 7}', '{"end": {"left": 3}}'])
+def test_frames_that_cannot_be_are_the_child_s_fault(make: Make, frame: str) -> None:
+    """The child is replaced, and what it would send next is never taken for the answer to another question."""
+    kit = make(script=f"send(json.loads({frame!r}))", run=False)
+    kit.source.read_once()
+
+    assert "bad_data" == kit.reason()
+    assert kit.source._child is None
+
+
+def test_a_library_that_crashes_at_one_gpu_costs_that_gpu(make: Make) -> None:
+    """After the second crash at the same GPU that one is left out, as a hanging one is, and the others are read."""
+    kit = make(script="for i in order:\n    call(i, 'nvmlDeviceGetName')\n    if i == 1: os.kill(os.getpid(), signal.SIGSEGV)\n    device(i)", run=False)
+    kit.source.read_once()
+
+    assert [("0", ""), ("1", "bad_data"), ("2", "")] == kit.up()
+    assert "bad_data" == kit.reason()
+    assert () == kit.source.hung_calls()
 
 
 def test_a_child_that_grows_is_replaced(make: Make) -> None:
     """A library that leaks does not take the node's memory: past a bound a new child takes over, and no GPU was down."""
-    kit = make(gpus=1, most_memory=1 << 20)
+    kit = make(gpus=1, most_memory=1 << 20, recycle_seconds=0.5)
     kit.until(lambda: kit.source.child_ends()["memory"] >= 3)
 
     assert all(device.up for reading in kit.readings for device in reading.devices)
@@ -470,7 +499,7 @@ def test_the_page_tells_the_call_that_runs() -> None:
 def test_only_time_that_is_seen_to_pass_counts() -> None:
     """After the whole machine stood still for an hour nobody is accused; after three looks in a row somebody is."""
     now = [100.0]
-    watch = HangWatch(1.0, 3.0, lambda: now[0])
+    watch = HangWatch(1.0, 3.0, 15.0, lambda: now[0])
     call = Call(2, "nvmlDeviceGetName", 7)
     assert watch.look(call, -1) is None
     now[0] += 3600
@@ -485,7 +514,7 @@ def test_only_time_that_is_seen_to_pass_counts() -> None:
 def test_calls_that_return_are_no_hang_until_the_device_takes_too_long() -> None:
     """Each call within its deadline, and all of them together past the device's."""
     now = [100.0]
-    watch = HangWatch(1.0, 3.0, lambda: now[0])
+    watch = HangWatch(1.0, 3.0, 15.0, lambda: now[0])
     hangs = []
     for number in range(8):
         now[0] += 0.5
@@ -493,6 +522,19 @@ def test_calls_that_return_are_no_hang_until_the_device_takes_too_long() -> None
 
     assert [None] * 5 == hangs[:5]
     assert hangs[6] is not None
+
+
+def test_opening_a_board_may_take_seconds() -> None:
+    """Without a persistence daemon the first call attaches the board: that is no hang until its own time is over."""
+    now = [100.0]
+    watch = HangWatch(1.0, 3.0, 15.0, lambda: now[0])
+    looks = []
+    for _ in range(40):
+        now[0] += 0.5
+        looks.append(watch.look(Call(2, "nvmlDeviceGetHandleByIndex_v2", 7), -1))
+
+    assert [None] * 29 == looks[:29]
+    assert looks[35] is not None
 
 
 def test_pauses_grow_and_are_forgiven() -> None:

@@ -21,7 +21,7 @@ from tocsin_exporter.sources.nvml.failures import RefusedError, refusal
 from tocsin_exporter.sources.nvml.model import Device, DriverEvent, HungCall, NvmlReading
 from tocsin_exporter.sources.nvml.probe import MOST_STUCK, Crew, Probe
 from tocsin_exporter.sources.nvml.process import Child, EndedError
-from tocsin_exporter.sources.nvml.progress import NO_DEVICE, OTHER_CALL
+from tocsin_exporter.sources.nvml.progress import NO_DEVICE, OTHER_CALL, Call
 from tocsin_exporter.sources.nvml.quantities import FABRIC
 from tocsin_exporter.sources.nvml.suspects import Suspects
 from tocsin_exporter.sources.nvml.watch import HangError, HangWatch
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # nvmlInit without persistence mode attaches each board: half a minute has been seen on full nodes.
 START_SECONDS = 60.0
+# The same for one board, when it is opened.
+ATTACH_SECONDS = 15.0
 # How long one reading waits for it before it says that the driver is still starting.
 _START_PATIENCE = 10.0
 _BACKOFF = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
@@ -39,8 +41,11 @@ _BACKOFF = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 _MOST_HANGS = 4
 _SLICE_SECONDS = 0.25
 _RELEASE_SECONDS = 3.0
-# The child needs a tenth; a library that leaks is started anew instead.
+# The child needs a tenth; a library that leaks is started anew instead, if not too often.
 MOST_MEMORY = 192 << 20
+RECYCLE_SECONDS = 600.0
+# Frames of one cycle: boards and their instances, each with a beginning.
+_MOST_FRAMES = 1024
 
 
 class _QuietError(Exception):
@@ -78,7 +83,9 @@ class NvmlSource(PollingSource[NvmlReading]):
         procfs: Path = Path("/proc"),
         command: Sequence[str] = (),
         most_memory: int = MOST_MEMORY,
+        recycle_seconds: float = RECYCLE_SECONDS,
         start_seconds: float = START_SECONDS,
+        attach_seconds: float = ATTACH_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -92,7 +99,9 @@ class NvmlSource(PollingSource[NvmlReading]):
             json.dumps(settings),
         )
         self._deadline, self._call_deadline = deadline, call_deadline
-        self._most_memory, self._start_seconds = most_memory, start_seconds
+        self._most_memory, self._recycle_seconds = most_memory, recycle_seconds
+        self._start_seconds, self._attach_seconds = start_seconds, attach_seconds
+        self._recycled_at = -recycle_seconds
         self._clock, self._wall = clock, wall
         self._known = Devices(max_age)
         self._suspects = Suspects()
@@ -113,6 +122,8 @@ class NvmlSource(PollingSource[NvmlReading]):
         self._event_listeners: list[Callable[[DriverEvent], None]] = []
         self._woken = False
         self._quiet_until = self._quiet_wall = 0.0
+        # Whether the reading thread has let go.
+        self._quiet = False
         self._given_back = threading.Event()
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._waker)
@@ -140,6 +151,8 @@ class NvmlSource(PollingSource[NvmlReading]):
         now = self._clock()
         calls = []
         for suspect in self._suspects.all():
+            if suspect.reason != "hung":
+                continue
             board = self._known.at(suspect.index)
             calls.append(
                 HungCall(str(suspect.index), board.uuid if board else "", suspect.call, now - suspect.since)
@@ -217,6 +230,10 @@ class NvmlSource(PollingSource[NvmlReading]):
             ) from None
         except RefusedError as err:
             raise self._failed(err) from None
+        except Exception:
+            # A bug: the child may be in the middle of a cycle, and its next answer that of another question.
+            self._drop("failed")
+            raise
         self._failures = 0
         self._driver_hang = None
         reading = self._reading()
@@ -225,8 +242,12 @@ class NvmlSource(PollingSource[NvmlReading]):
             self.publish(reading)
         if suspects:
             now = self._clock()
-            told = ", ".join(f"{row.index} in {row.call} since {now - row.since:.0f} s" for row in suspects)
-            raise CollectError("hung", f"the driver hangs at device {told}; it is tried again and again")
+            told = ", ".join(
+                f"{row.reason} at device {row.index} in {row.call} since {now - row.since:.0f} s"
+                for row in suspects
+            )
+            hangs = any(row.reason == "hung" for row in suspects)
+            raise CollectError("hung" if hangs else "bad_data", f"{told}; tried again and again")
         if left:
             raise CollectError(
                 "timeout", f"devices {sorted(left)} were not reached within {self._deadline:g} s"
@@ -237,23 +258,27 @@ class NvmlSource(PollingSource[NvmlReading]):
         """Read every device that may be read; return those for which the time did not suffice."""
         read: set[str] = set()
         done: set[int] = set()
+        crashed: Call | None = None
         retried = False
         for _ in range(_MOST_HANGS):
             child = self._running()
             try:
                 end = self._cycle(child, read, done)
-            except EndedError as err:
-                self._drop(err.why)
-                if child.proven and not retried:
-                    # Killed by somebody: a new one reads on before anybody misses a number.
-                    retried = True
-                    continue
-                self._pause()
-                raise _broken(f"failed: {err}") from err
+                return self._finished(child, end, read)
+            except (EndedError, ValueError, TypeError) as err:
+                call, first = child.call(), not retried
+                self._drop(err.why if isinstance(err, EndedError) else "ended")
+                if first:
+                    # Killed by somebody, perhaps: a new one reads on before anybody misses a number.
+                    crashed, retried = call, True
+                elif call is not None and call.device != NO_DEVICE and _same(call, crashed):
+                    # Twice at one device is the device's doing, or the library's with it.
+                    self._crashed(call)
+                else:
+                    self._pause()
+                    raise _broken(f"failed: {err}") from err
             except HangError as hang:
                 self._hung(hang)
-                continue
-            return self._finished(child, end, read)
         raise RefusedError("hung", "hung", f"the driver hangs at {_MOST_HANGS} devices in a row")
 
     def _cycle(self, child: Child, read: set[str], done: set[int]) -> Mapping[str, Any]:
@@ -262,7 +287,10 @@ class NvmlSource(PollingSource[NvmlReading]):
         child.ask({"first": sorted(self._left), "skip": skip, "seconds": self._deadline})
         watch = self._watch()
         current = NO_DEVICE
-        while True:
+        end = self._clock() + 2 * self._deadline + max(self._attach_seconds, self._call_deadline)
+        for _ in range(_MOST_FRAMES):
+            if self._clock() > end:
+                break
             frame = self._next(child, watch, current)
             if "begin" in frame:
                 current = int(frame["begin"])
@@ -276,6 +304,7 @@ class NvmlSource(PollingSource[NvmlReading]):
                 self._refused(frame["fail"])
             else:
                 raise EndedError(f"it sent an unknown frame {sorted(frame)[:3]}")
+        raise EndedError("its answer does not come to an end")
 
     def _take(self, raw: Any, current: int, read: set[str]) -> None:
         now = self._clock()
@@ -284,7 +313,7 @@ class NvmlSource(PollingSource[NvmlReading]):
             if rejected := raw.get("rejected"):
                 self._errors.add(self.name, "bad_data", int(rejected))
             device = self._known.take(device, now)
-        except ValueError as err:
+        except (ValueError, TypeError) as err:
             self._errors.add(self.name, "bad_data")
             log.debug("a device's row cannot be read device=%d: %s", current, err)
             self._known.down(current, "bad_data")
@@ -308,7 +337,9 @@ class NvmlSource(PollingSource[NvmlReading]):
             str(end.get("driver_version") or self._versions[0]),
             str(end.get("cuda_version") or self._versions[1]),
         )
-        if (memory := child.memory()) > self._most_memory:
+        memory, now = child.memory(), self._clock()
+        if memory > self._most_memory and now - self._recycled_at >= self._recycle_seconds:
+            self._recycled_at = now
             log.warning("NVML child has grown to %d MiB, a new one takes over", memory >> 20)
             child.release(_RELEASE_SECONDS)
             self._drop("memory")
@@ -359,7 +390,7 @@ class NvmlSource(PollingSource[NvmlReading]):
     # Waiting.
 
     def _watch(self) -> HangWatch:
-        return HangWatch(self._call_deadline, self._deadline, self._clock)
+        return HangWatch(self._call_deadline, self._deadline, self._attach_seconds, self._clock)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -386,8 +417,8 @@ class NvmlSource(PollingSource[NvmlReading]):
                 self._drop(err.why)
                 if child is not None and self._clock() - child.started > self._interval:
                     return
-            if self._quiet_until and self._clock() >= self._quiet_until:
-                self._quiet_until = 0.0
+            if self._quiet and self._clock() >= self._quiet_until:
+                self._quiet = False
                 log.info("quiesce has expired, the driver is read again")
                 return
 
@@ -460,6 +491,14 @@ class NvmlSource(PollingSource[NvmlReading]):
 
     # Children.
 
+    def _crashed(self, call: Call) -> None:
+        """The library has crashed twice at one device: leave that alone."""
+        now = self._clock()
+        suspect = self._suspects.hung(call.device, call.name, now, now, "bad_data")
+        self._known.down(call.device, "bad_data")
+        if suspect.times == 1:
+            log.error("the driver's library crashes at device %d in %s", call.device, call.name)
+
     def _refused(self, raw: Any) -> NoReturn:
         """The child says that the driver cannot be read, and ends; raises `RefusedError`."""
         self._drop("failed")
@@ -486,7 +525,7 @@ class NvmlSource(PollingSource[NvmlReading]):
                 log.warning("NVML child keeps its handles, it is killed pid=%d", child.process.pid)
             self._drop("quiesced")
         self._probe.stop("quiesced")
-        self._failures, self._not_before = 0, 0.0
+        self._failures, self._not_before, self._quiet = 0, 0.0, True
         self._given_back.set()
 
     def _drop(self, why: str, held_by: int | None = None) -> None:
@@ -500,3 +539,7 @@ class NvmlSource(PollingSource[NvmlReading]):
 
 def _broken(what: str) -> RefusedError:
     return RefusedError("bad_data", "bad_data", f"the NVML child {what}")
+
+
+def _same(call: Call, other: Call | None) -> bool:
+    return other is not None and call.device == other.device
