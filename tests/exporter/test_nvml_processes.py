@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,24 @@ def test_memory_of_processes_is_summed_and_told_by_pid_in_the_deep_tier(
     by_pid = {labels[0]: value for (name, labels), value in found.items() if name == "pid_memory_bytes"}
     assert {str(os.getpid()): 3 * GIB, str(others[0]): 2 * GIB, str(others[1]): 1 * GIB} == by_pid
     assert "pid_memory_bytes" not in {name for name, _ in values(driver.read(driver.reader())[0])}
+
+
+def test_what_processes_use_is_a_mean_since_the_last_reading(make: Make, others: list[int]) -> None:
+    """Each process has its share of the engines in the deep tier; samples count once."""
+    driver = make()
+    trouble.place_process(driver.devices, 0, others[0], GIB)
+    reader = driver.reader("deep")
+    driver.read(reader)
+    with driver.state() as state:
+        state.devices[0].utilization_permille, state.devices[0].memory_permille = 600, 300
+        state.devices[0].heartbeat_ns = time.monotonic_ns()
+    found = values(driver.read(reader)[0])
+    at_once = values(driver.read(reader)[0])
+    shares = {labels: value for (name, labels), value in found.items() if name == "pid_utilization_ratio"}
+
+    assert {(str(others[0]), engine) for engine in ("sm", "memory", "encoder", "decoder")} == set(shares)
+    assert (0.6, 0.3) == (shares[(str(others[0]), "sm")], shares[(str(others[0]), "memory")])
+    assert not [labels for name, labels in at_once if name == "pid_utilization_ratio"]
 
 
 def test_a_process_takes_its_series_with_it(make: Make, others: list[int]) -> None:

@@ -20,7 +20,7 @@ from tocsin_exporter.sources.nvml.calls import (
     Error,
     Library,
 )
-from tocsin_exporter.sources.nvml.structures import MemoryLimits, Process
+from tocsin_exporter.sources.nvml.structures import MemoryLimits, Process, ProcessSample
 from tocsin_exporter.sources.nvml.values import Value
 
 __all__ = ["LIMITS", "MOST_PROCESSES", "Processes"]
@@ -38,6 +38,7 @@ _LIMITS_EVERY = 30.0
 _NO_VALUE = 0xFFFFFFFFFFFFFFFF
 # Soft limit, hard limit (None: none), in use; bytes.
 Limit = tuple[int, int | None, int]
+_ENGINES = (("sm", "smUtil"), ("memory", "memUtil"), ("encoder", "encUtil"), ("decoder", "decUtil"))
 _KINDS = (
     ("compute", "nvmlDeviceGetComputeRunningProcesses_v3"),
     ("mps", "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
@@ -54,6 +55,8 @@ class Processes:
         self._procfs = procfs
         self._cgroups = cgroups
         self._room = 16
+        self._samples = (ProcessSample * 64)()
+        self._sampled_until = 0
         self._limits: dict[str, Limit] = {}
         self._limits_at: float | None = None
         self._limits_unsupported = False
@@ -92,6 +95,7 @@ class Processes:
                 for (pid, kind), used in sorted(found.items())[:MOST_PROCESSES]
                 if used is not None
             ]
+            rows += self._utilization()
         of_pid = self._cgroups_of(pids, now) if limits else {}
         rows += limit_rows(self._limits.values())
         processes = [
@@ -103,6 +107,34 @@ class Processes:
     def limits(self) -> dict[str, Limit]:
         """Return cgroup -> limits, for the cgroups that have one."""
         return self._limits
+
+    def _utilization(self) -> list[Value]:
+        """Return each process's use of the engines: means of the driver's samples since the last call."""
+        count = ctypes.c_uint(len(self._samples))
+        since = ctypes.c_ulonglong(self._sampled_until)
+        code = self._library.call(
+            "nvmlDeviceGetProcessUtilization", self._handle, self._samples, ctypes.byref(count), since
+        )
+        if code in GONE or code in SESSION:
+            raise Error(code)
+        if code == INSUFFICIENT_SIZE and len(self._samples) < _MOST_ASKED:
+            self._samples = (ProcessSample * _MOST_ASKED)()
+        if code != SUCCESS:
+            return []
+        of_pid: dict[int, list[Any]] = {}
+        for sample in self._samples[: count.value]:
+            if sample.timeStamp > since.value:
+                of_pid.setdefault(sample.pid, []).append(sample)
+                self._sampled_until = max(self._sampled_until, sample.timeStamp)
+        rows: list[Value] = []
+        for pid, samples in sorted(of_pid.items())[:MOST_PROCESSES]:
+            for engine, member in _ENGINES:
+                shares = [share for sample in samples if (share := getattr(sample, member)) <= 100]
+                if shares:
+                    rows.append(
+                        ("pid_utilization_ratio", (str(pid), engine), sum(shares) / len(shares) / 100)
+                    )
+        return rows
 
     def _list(self, function: str) -> dict[int, int | None] | None:
         """Return pid -> bytes; None where the driver does not tell."""

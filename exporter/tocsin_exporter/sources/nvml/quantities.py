@@ -131,6 +131,7 @@ _MEMORY_ROWS = (
     Quantity("memory_limit_bytes", False, ("kind",), "bytes", "Device memory limits that cgroups of the processes on the device have, each cgroup once (soft, hard; driver 615 and newer); on job series of the job's.", FABRIC, True, HALF, reads=(own("processes"),)),
     Quantity("memory_limit_used_bytes", False, (), "bytes", "Device memory in use under those limits; on job series of the job's.", FABRIC, True, HALF, reads=(own("processes"),)),
     Quantity("pid_memory_bytes", False, ("pid", "kind"), "bytes", "Device memory of one process (compute, graphics, mps), for at most 64 processes; gone with the process.", DEEP, False, reads=(own("processes"),)),
+    Quantity("pid_utilization_ratio", False, ("pid", "engine"), "ratio", "Share of time in which a process used an engine (sm, memory, encoder, decoder) since the previous collection, for at most 64 processes; absent while it does not use the device (nvmlDeviceGetProcessUtilization).", DEEP, False, reads=(own("processes"),)),
     Quantity("mps_processes", False, (), "", "Processes that use the device through MPS.", FABRIC, False, reads=(own("processes"),)),
     Quantity("graphics_processes", False, (), "", "Graphics processes that the driver lists on the device.", DEEP, False, reads=(own("processes"),)),
 )

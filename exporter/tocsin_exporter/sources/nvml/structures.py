@@ -9,7 +9,7 @@ from __future__ import annotations
 from ctypes import Structure, c_char, c_char_p, c_double, c_int, c_int64, c_uint, c_uint8, c_uint64, c_void_p
 from typing import Any
 
-__all__ = ["RESULTS", "STRUCTURES", "VERSIONS", "EventData", "FieldValue", "GpmMetric", "MemoryLimits", "Process"]
+__all__ = ["RESULTS", "STRUCTURES", "VERSIONS", "EventData", "FieldValue", "GpmMetric", "MemoryLimits", "Process", "ProcessSample"]
 
 
 def _structure(name: str, *fields: tuple[str, Any]) -> type[Structure]:
@@ -77,6 +77,7 @@ Process = _structure(
     ("usedGpuMemory", c_uint64),
     *_numbers(c_uint, "gpuInstanceId computeInstanceId"),
 )
+ProcessSample = _structure("ProcessSample", ("pid", c_uint), ("timeStamp", c_uint64), *_numbers(c_uint, "smUtil memUtil encUtil decUtil"))
 MemoryLimits = _structure(
     "MemoryLimits", ("nameSpace", c_char_p), *_numbers(c_uint64, "softLimit hardLimit currentUsed")
 )
@@ -164,7 +165,7 @@ STRUCTURES = {
     Unrepairable: "c_nvmlUnrepairableMemory_v1_t", Histogram: "c_nvmlRowRemapperHistogramValues", BankRemaps: "c_nvmlEccBankRemapperStatus_v1_t",
     Sram: "c_nvmlEccSramErrorStatus_v1_t", Fabric2: "c_nvmlGpuFabricInfo_v2_t", Fabric3: "c_nvmlGpuFabricInfo_v3_t",
     AdaptiveTgp: "c_nvmlAdaptiveTgpModeInfo_v1_t", DramEncryption: "c_nvmlDramEncryptionInfo_t", ClockMonitors: "nvmlClkMonStatus_t",
-    Attributes: "c_nvmlDeviceAttributes", Process: "c_nvmlProcessInfo_v3_t", MemoryLimits: "c_nvmlGetMemoryLimits_v1_t",
+    Attributes: "c_nvmlDeviceAttributes", Process: "c_nvmlProcessInfo_v3_t", ProcessSample: "c_nvmlProcessUtilizationSample_t", MemoryLimits: "c_nvmlGetMemoryLimits_v1_t",
     GpmSupport: "c_nvmlGpmSupport_t", EventData: "c_nvmlEventData_t", Platform: "c_nvmlPlatformInfo_v2_t", FieldValue: "c_nvmlFieldValue_t",
     GpmMetric: "c_nvmlGpmMetric_t",
 }  # fmt: skip
