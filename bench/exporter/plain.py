@@ -1,9 +1,9 @@
 """
 The exporter that one would write in an afternoon: a prometheus_client collector over pynvml.
 
-It asks the same questions of the same devices as the product's own child does in its fabric tier, through
-pynvml's functions, so that what differs is how: everything on each scrape, in the process that answers,
-formatted by the client library. It knows no jobs, no kernel log and no ports.
+It asks for what the product's table asks for (the same fields, calls and activity metrics of the tier
+``fabric``) in the way that the examples show: on each scrape, in the process that answers, one device after
+the other, formatted by the client library. It knows no jobs, no kernel log, no ports and no MIG.
 
     plain.py PORT LIBRARY
 """
@@ -21,163 +21,137 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tocsin_exporter.sources.nvml.quantities import QUANTITIES, TIERS, Quantity
-from tocsin_exporter.sources.nvml.reads import CALL, FIELD, GPM, NVLINK, Read
+from tocsin_exporter.sources.nvml.quantities import QUANTITIES
+from tocsin_exporter.sources.nvml.reads import CALL, DEEP, FIELD, GPM, NVLINK, Quantity, Read
 
-_LABELS = ("gpu", "gpu_uuid", "mig")
-_TIER = "fabric"
-# Functions of pynvml that want a structure to fill.
-_FILLED = {
-    "nvmlDeviceGetSramEccErrorStatus": nv.c_nvmlEccSramErrorStatus_v1_t,
-    "nvmlDeviceGetGpuFabricInfoV": nv.c_nvmlGpuFabricInfo_v3_t,
-    "nvmlDeviceGetBankRemapperStatus_v1": nv.c_nvmlEccBankRemapperStatus_v1_t,
-}
-_BLANKS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFF0})
+Family = GaugeMetricFamily | CounterMetricFamily
+Row = tuple[Quantity, tuple[str, ...], float]
 
-# Quantity, label values, number.
-Row = tuple[str, tuple[str, ...], float]
+_KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
-def _asked() -> list[tuple[Quantity, Read]]:
-    level = TIERS.index(_TIER)
+def _wanted(kind: str, architecture: int) -> list[tuple[Quantity, Read]]:
     return [
-        (row, read) for row in QUANTITIES.values() if TIERS.index(row.tier) <= level for read in row.reads
+        (quantity, read)
+        for quantity in QUANTITIES.values()
+        if quantity.tier != DEEP
+        for read in quantity.reads
+        if read.kind == kind and read.since <= architecture <= read.until
     ]
 
 
-class Board:
-    """One device: what it did not answer once is not asked again."""
+class Device:
+    """One device, read as a whole."""
 
     def __init__(self, index: int) -> None:
-        self.index = index
-        self.handle = nv.nvmlDeviceGetHandleByIndex(index)
-        self.uuid = str(nv.nvmlDeviceGetUUID(self.handle))
-        architecture = nv.nvmlDeviceGetArchitecture(self.handle)
-        links = self._links()
-        self._calls: list[tuple[Quantity, Read, tuple[str, ...], tuple[int, ...]]] = []
-        self._fields: list[tuple[Quantity, Read, tuple[str, ...], tuple[int, int]]] = []
-        self._metrics: list[tuple[Quantity, Read]] = []
-        self._before: Any = None
-        for row, read in _asked():
-            if not read.since <= architecture <= read.until:
-                continue
-            for link in range(links) if read.per == NVLINK and read.kind != GPM else (None,):
-                labels = read.labels if link is None else (str(link), *read.labels)
-                if read.kind == CALL:
-                    argument = read.argument if link is None else (link, *read.argument)
-                    self._calls.append((row, read, labels, argument))
-                elif read.kind == FIELD:
-                    scope = read.argument[0] if link is None else link
-                    self._fields.append((row, read, labels, (read.number, scope)))
-            if read.kind == GPM and not read.per:
-                self._metrics.append((row, read))
+        self._handle = nv.nvmlDeviceGetHandleByIndex(index)
+        self.labels = (str(index), str(nv.nvmlDeviceGetUUID(self._handle)))
+        self._architecture = int(nv.nvmlDeviceGetArchitecture(self._handle))
+        self._links = range(int(self._number(self._field(91, 0)) or 0))
+        self._sample: Any = None
 
-    def _links(self) -> int:
-        [count] = nv.nvmlDeviceGetFieldValues(self.handle, [nv.NVML_FI_DEV_NVLINK_LINK_COUNT])
-        return int(count.value.uiVal) if count.nvmlReturn == nv.NVML_SUCCESS else 0
-
-    def rows(self) -> Iterator[Row]:
-        """Yield what the device says."""
-        answers: dict[tuple[str, tuple[int, ...]], Any] = {}
-        for one in list(self._calls):
-            row, read, labels, argument = one
-            try:
-                key = (read.name, argument)
-                if key not in answers:
-                    answers[key] = self._call(read.name.partition("/")[0], argument)
-                yield from _told(row, read, labels, _part(answers[key], read.attribute))
-            except (nv.NVMLError, AttributeError, TypeError):
-                self._calls.remove(one)
-        if self._fields:
-            wanted = [(number, scope) for _, _, _, (number, scope) in self._fields]
-            values = nv.nvmlDeviceGetFieldValues(self.handle, wanted)
-            for (row, read, labels, _), value in zip(self._fields, values, strict=True):
-                if value.nvmlReturn == nv.NVML_SUCCESS:
-                    yield from _told(row, read, labels, value.value.ullVal)
+    def read(self) -> Iterator[Row]:
+        """Yield every value that the device has."""
+        yield from self._calls()
+        yield from self._fields()
         yield from self._activity()
 
-    def _call(self, name: str, argument: tuple[int, ...]) -> Any:
-        if name in _FILLED:
-            filled = _FILLED[name]()
-            getattr(nv, name)(self.handle, ctypes.byref(filled))
-            return filled
-        if name == "nvmlDeviceGetMemoryInfo_v2":
-            return nv.nvmlDeviceGetMemoryInfo(self.handle, version=nv.nvmlMemory_v2)
-        if name == "nvmlDeviceGetTemperatureV":
-            return nv.nvmlDeviceGetTemperatureV(self.handle, 0)
-        return getattr(nv, name)(self.handle, *argument)
+    def _places(self, read: Read) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+        if read.per == NVLINK:
+            return [((str(link), *read.labels), (link, *read.argument[1:])) for link in self._links]
+        return [] if read.per else [(read.labels, read.argument)]
+
+    def _calls(self) -> Iterator[Row]:
+        for quantity, read in _wanted(CALL, self._architecture):
+            bare = read.name.partition("/")[0]
+            function = getattr(nv, bare, None) or getattr(nv, bare.rpartition("_v")[0], None)
+            if function is None:
+                continue
+            for labels, argument in self._places(read):
+                try:
+                    answer = function(self._handle, *argument)
+                except (nv.NVMLError, TypeError, ValueError, AttributeError, ctypes.ArgumentError):
+                    continue
+                value = getattr(answer, read.attribute, answer) if read.attribute else answer
+                if isinstance(value, (int, float)):
+                    yield quantity, labels, float(value)
+
+    def _fields(self) -> Iterator[Row]:
+        asked = [
+            (quantity, labels, (read.number, scope[0]))
+            for quantity, read in _wanted(FIELD, self._architecture)
+            for labels, scope in self._places(read)
+        ]
+        # The library takes no more at once.
+        for at in range(0, len(asked), 64):
+            some = asked[at : at + 64]
+            answers = nv.nvmlDeviceGetFieldValues(self._handle, [place for _, _, place in some])
+            for (quantity, labels, _), answer in zip(some, answers, strict=True):
+                value = self._number(answer)
+                if value is not None:
+                    yield quantity, labels, value
+
+    def _field(self, number: int, scope: int) -> Any:
+        return nv.nvmlDeviceGetFieldValues(self._handle, [(number, scope)])[0]
+
+    @staticmethod
+    def _number(answer: Any) -> float | None:
+        if answer.nvmlReturn != nv.NVML_SUCCESS:
+            return None
+        return float(getattr(answer.value, _KINDS[answer.valueType]))
 
     def _activity(self) -> Iterator[Row]:
-        try:
-            sample = nv.nvmlGpmSampleGet(self.handle, nv.nvmlGpmSampleAlloc())
-        except nv.NVMLError:
+        metrics = [(quantity, read) for quantity, read in _wanted(GPM, self._architecture) if not read.per]
+        if not metrics:
             return
-        before, self._before = self._before, sample
+        before, self._sample = self._sample, nv.nvmlGpmSampleAlloc()
+        nv.nvmlGpmSampleGet(self._handle, self._sample)
         if before is None:
             return
         ask = nv.c_nvmlGpmMetricsGet_t()
-        ask.version, ask.numMetrics = nv.NVML_GPM_METRICS_GET_VERSION, len(self._metrics)
-        ask.sample1, ask.sample2 = before, sample
-        for slot, (_, read) in enumerate(self._metrics):
+        ask.version, ask.numMetrics = nv.NVML_GPM_METRICS_GET_VERSION, len(metrics)
+        ask.sample1, ask.sample2 = before, self._sample
+        for slot, (_, read) in enumerate(metrics):
             ask.metrics[slot].metricId = read.number
-        nv.nvmlGpmMetricsGet(ask)
+        answer = nv.nvmlGpmMetricsGet(ask)
         nv.nvmlGpmSampleFree(before)
-        for slot, (row, read) in enumerate(self._metrics):
-            if ask.metrics[slot].nvmlReturn == nv.NVML_SUCCESS:
-                yield from _told(row, read, read.labels, ask.metrics[slot].value)
-
-
-def _part(answer: Any, attribute: str) -> Any:
-    if attribute.isdigit():
-        return answer[int(attribute)]
-    return getattr(answer, attribute) if attribute and not isinstance(answer, int) else answer
-
-
-def _told(row: Quantity, read: Read, labels: tuple[str, ...], number: Any) -> Iterator[Row]:
-    if number in _BLANKS:
-        return
-    if read.states:
-        for at, state in enumerate(read.states):
-            if state is not None:
-                yield row.name, (*labels, state), float(at == number)
-        return
-    yield row.name, labels, number * read.decode if isinstance(read.decode, float) else float(number)
+        for slot, (quantity, read) in enumerate(metrics):
+            if answer.metrics[slot].nvmlReturn == nv.NVML_SUCCESS:
+                yield quantity, read.labels, float(answer.metrics[slot].value)
 
 
 class Devices(Collector):
     """Reads all devices when it is asked."""
 
     def __init__(self) -> None:
-        self._boards = [Board(index) for index in range(nv.nvmlDeviceGetCount())]
-        # A board keeps the activity sample of the reading before: one scrape at a time.
+        self._devices = [Device(index) for index in range(nv.nvmlDeviceGetCount())]
+        # A device keeps the activity sample of the reading before: one scrape at a time.
         self._lock = threading.Lock()
 
     def describe(self) -> list[GaugeMetricFamily]:
         """Return nothing: otherwise the registry would read all devices at its start."""
         return []
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[Family]:
         """Yield the families of one scrape."""
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        up = GaugeMetricFamily("plain_gpu_up", "1 when the driver answers for this device.", labels=_LABELS)
+        families: dict[str, Family] = {}
+        seen: set[tuple[str, ...]] = set()
         with self._lock:
-            read = [(board, list(board.rows())) for board in self._boards]
-        for board, rows in read:
-            device = (str(board.index), board.uuid, "")
-            up.add_metric(device, 1.0)
-            told: set[tuple[str, tuple[str, ...]]] = set()
-            for name, more, value in rows:
-                if name not in families:
-                    families[name] = _family(QUANTITIES[name])
-                if (name, more) not in told:
-                    told.add((name, more))
-                    families[name].add_metric([*device, *more], value)
-        yield up
+            for device in self._devices:
+                for quantity, labels, value in device.read():
+                    key = (quantity.name, *device.labels, *labels)
+                    # Some quantities have a second source for devices without the first.
+                    if key in seen or len(labels) != len(quantity.labels):
+                        continue
+                    seen.add(key)
+                    if quantity.name not in families:
+                        families[quantity.name] = _family(quantity)
+                    families[quantity.name].add_metric([*device.labels, *labels], value)
         yield from families.values()
 
 
-def _family(quantity: Quantity) -> GaugeMetricFamily | CounterMetricFamily:
-    labels = (*_LABELS, *quantity.labels)
+def _family(quantity: Quantity) -> Family:
+    labels = ("gpu", "gpu_uuid", *quantity.labels)
     if quantity.counter:
         return CounterMetricFamily(f"plain_gpu_{quantity.name}", quantity.help, labels=labels)
     return GaugeMetricFamily(f"plain_gpu_{quantity.name}", quantity.help, labels=labels)
@@ -185,7 +159,7 @@ def _family(quantity: Quantity) -> GaugeMetricFamily | CounterMetricFamily:
 
 def main() -> int:
     """Serve until killed."""
-    # Loaded first, it is what pynvml's own lookup by soname finds.
+    # Loaded first, it is what pynvml's own lookup finds.
     nv.nvmlLib = ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
     nv.nvmlInit()
     registry = CollectorRegistry()

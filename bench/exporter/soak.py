@@ -246,6 +246,10 @@ def _day(settings: Settings, pid: int, url: str, jobs: Jobs) -> tuple[list[_Samp
             if time.monotonic() >= next_sample:
                 next_sample += _SAMPLE_SECONDS
                 samples.append(_look(pid, hours(), series[0]))
+                tell(
+                    f"hour {samples[-1].hours:5.2f}: agent {samples[-1].agent / 2**20:.2f} MiB, "
+                    f"driver's child {samples[-1].child / 2**20:.2f} MiB, {series[0]} series"
+                )
     finally:
         done.set()
         worker.join(30)
