@@ -20,6 +20,7 @@ from tocsin_exporter.sources.nvml.progress import OTHER_CALL, Call, Page, Pen
 from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.nvml.suspects import PAUSES, Suspects
 from tocsin_exporter.sources.nvml.watch import HangWatch
+from tocsin_lab.sim import trouble
 from tocsin_lab.sim.layout import Node
 from tocsin_lab.sim.node import create_node
 
@@ -286,6 +287,49 @@ def test_a_driver_that_goes_and_comes(make: Make, code: int, collector: str, dev
     assert not any(device.gauges or device.counters for device in reading.devices)
     kit.sim.state.init_code = 0
     kit.until(lambda: all_up(kit))
+
+
+def test_an_unknown_error_of_all_is_lost_access_and_of_one_is_that_gpu_s(make: Make) -> None:
+    """A container whose devices were taken away accuses no GPU; one GPU that answers so beside others is down itself."""
+    kit = make(gpus=2)
+    kit.until(lambda: all_up(kit))
+    devices = Path(os.environ["TOCSIN_SIM_DEVICES"])
+    trouble.fail_call(devices, 999, "nvmlDeviceGetHandleByIndex_v2", 1)
+    os.kill(kit.child(), signal.SIGKILL)
+    kit.until(lambda: kit.up() == [("0", ""), ("1", "unknown")])
+    assert "" == kit.reason()
+
+    trouble.fail_call(devices, 999, "nvmlDeviceGetHandleByIndex_v2", 0)
+    os.kill(kit.child(), signal.SIGKILL)
+    kit.until(lambda: kit.up() == [("0", "access_lost"), ("1", "access_lost")])
+    assert "no_permission" == kit.reason()
+    trouble.take_away_rules(devices)
+    kit.until(lambda: all_up(kit))
+
+
+def test_a_mig_change_is_taken_in_at_once(
+    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver reports that instances came or went: they are listed anew without waiting for the next cycle."""
+    paths = create_node(tmp_path, "gpu-001", gpus=1, hcas=0, mig_profiles=("3g.40gb", "3g.40gb"))
+    monkeypatch.setenv("TOCSIN_SIM_DEVICES", str(paths.devices))
+    kit = Kit(NvmlSource(nvml_library, 3600.0, 2.0, 7200.0, ErrorCounter()), paths.devices)
+
+    def profiles() -> list[str]:
+        return [device.info["profile"] for device in kit.source.devices() if device.mig and device.up]
+
+    kit.source.start()
+    try:
+        kit.until(lambda: profiles() == ["3g.40gb", "3g.40gb"])
+        # Events are awaited from the first reading on; the next one tells.
+        kit.until(lambda: (kit.source.poke(), kit.source.registered())[1])
+        trouble.reconfigure_mig(paths.devices, 0, ["1g.10gb", "2g.20gb"])
+        kit.until(lambda: sorted(profiles()) == ["1g.10gb", "2g.20gb"])
+    finally:
+        kit.close()
+
+    assert "mig_config" in {event.type for event in kit.events}
+    assert not [device for device in kit.source.devices() if device.reason]
 
 
 def test_garbage_of_one_gpu_costs_that_gpu(make: Make) -> None:
