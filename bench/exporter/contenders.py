@@ -38,7 +38,7 @@ class Contender:
 def contenders(run: RunDir, node: str, interval: float, tiers: Sequence[str]) -> list[Contender]:
     """Return all that can run here; what cannot is said by name."""
     flags, env = simulated.exporter_flags(run, node)
-    flags = (*flags, "--collect.interval", f"{interval:g}s")
+    flags = (*flags, "--collect.interval", f"{interval:g}s", "--control.socket", "")
     program = node_exporter()
     chosen = iter(ports.choose([0] * (len(tiers) + 3)))
     found = []
