@@ -85,10 +85,11 @@ def test_without_a_driver_the_log_is_enough(node: Node, tmp_path: Path) -> None:
     node._library = tmp_path / "none.so"
     node._library.write_text("no library")
     node.start(ready=False)
-    text = node.until(lambda text: 'tocsin_collector_success{collector="gpu_events"} 1' in text)
+    missing = 'tocsin_collector_error_info{collector="gpu",reason="no_library"} 1'
+    text = node.until(lambda text: missing in text)
 
-    assert 'tocsin_collector_success{collector="gpu"} 0' in text
-    assert 'tocsin_collector_error_info{collector="gpu",reason="no_library"} 1' in text
+    assert 'tocsin_collector_success{collector="gpu_events"} 1' in text
+    assert 'tocsin_visibility{layer="device"} 0.5' in text
 
 
 def test_a_reset_clears_what_the_driver_wanted(node: Node) -> None:
@@ -102,6 +103,7 @@ def test_a_reset_clears_what_the_driver_wanted(node: Node) -> None:
     trouble.recovery_action(node.paths.devices, 0, 0)
     kmsg.recovery_action(node.paths.kmsg, node.pci, 1, 0)
 
-    text = node.until(lambda text: not wants.search(text))
+    well = re.compile(r'tocsin_gpu_recovery_action{gpu="0",[^}]*action="none"} 1')
+    text = node.until(lambda text: well.search(text) and 'class="recovery_action"' in text)
+    assert not wants.search(text)
     assert 1 == node.count(text, 48)
-    assert 'class="recovery_action"' in text
