@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from tocsin_exporter.kmsg import hosts, xid_classes
 from tocsin_exporter.kmsg.event import BDF, Event, pci
@@ -75,6 +77,17 @@ _SIMILAR = re.compile(
 )
 _SEVERITIES = {"fatal": "fatal", "non-fatal": "nonfatal", "nonfatal": "nonfatal"}
 _MOST_COUNT = 10**9
+
+
+class _Xid(NamedTuple):
+    """What one message says: ``fields`` are an event's, ``change`` what the driver wanted and wants now."""
+
+    code: int
+    pci: str
+    fields: dict[str, str | int]
+    repeats: int = 1
+    caused_by: int | None = None
+    change: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -202,10 +215,9 @@ class Parser:
         return [event]
 
     def _nvrm(self, text: str, record: Record) -> list[Event]:
-        if match := _XID.match(text):
-            return [self._xid(match, record)]
         if text.startswith("NVRM: Xid"):
-            return []
+            said = _said(text)
+            return [self._xid(said, record)] if said is not None else []
         if match := _LOST_ONE.match(text):
             return [self._event(record, "gpu_lost", pci=pci(match[1]))]
         if match := _LOST_FIRST.match(text):
@@ -229,40 +241,15 @@ class Parser:
             return [self._lost.popleft().event]
         return []
 
-    def _xid(self, match: re.Match[str], record: Record) -> Event:
-        address, instance, compute, code, detail = match.groups()
-        if int(code) == 154 and (change := _RECOVERY.search(detail)):
+    def _xid(self, said: _Xid, record: Record) -> Event:
+        if said.change is not None:
+            before, after = said.change
             return self._event(
-                record,
-                "recovery_action",
-                code=154,
-                pci=pci(address),
-                **{"from": int(change[1], 0), "to": int(change[2], 0)},
+                record, "recovery_action", code=said.code, pci=said.pci, **{"from": before, "to": after}
             )
-        who = _WHO.match(detail)
-        pid, name, said = who.groups() if who else (None, None, detail)
-        process = (name or "").strip()
-        if len(process) > 1 and process[0] == process[-1] and process[0] in "'\"":
-            process = process[1:-1]
-        told = _CAUSED.search(said)
-        where = pci(address)
-        cause = self._roots.cause(
-            where, int(code), moment(record), self.kernel_records, int(told[1]) if told else None
-        )
-        event = self._event(
-            record,
-            "xid",
-            code=int(code),
-            pci=where,
-            gpu_instance=int(instance) if instance else None,
-            compute_instance=int(compute) if compute else None,
-            pid=int(pid) if pid else None,
-            process=unescape(process)[:64] if process != "<unknown>" else None,
-            caused_by=cause,
-            **{"class": xid_classes.classify(int(code), said)},
-        )
-        skipped = _SKIPPED.search(said)
-        return replace(event, count=max(1, int(skipped[1]))) if skipped else event
+        cause = self._roots.cause(said.pci, said.code, moment(record), self.kernel_records, said.caused_by)
+        fields = said.fields if cause is None else {**said.fields, "caused_by": cause}
+        return Event("xid", self._line, fields, said.repeats, record.usec)
 
     def _sxid(self, text: str, record: Record) -> list[Event]:
         match = _SXID.match(text)
@@ -329,6 +316,35 @@ class Parser:
             self._killing = _Pending(event, self._PATIENCE)
             return earlier
         return [*earlier, event]
+
+
+# A storm is the same few messages over and over.
+@lru_cache(maxsize=256)
+def _said(text: str) -> _Xid | None:
+    """Return what an Xid message says by itself, or None for what only begins like one."""
+    match = _XID.match(text)
+    if match is None:
+        return None
+    address, instance, compute, number, detail = match.groups()
+    code, where = int(number), pci(address)
+    if code == 154 and (change := _RECOVERY.search(detail)):
+        return _Xid(code, where, {}, 1, None, (int(change[1], 0), int(change[2], 0)))
+    who = _WHO.match(detail)
+    pid, name, words = who.groups() if who else (None, None, detail)
+    process = (name or "").strip()
+    if len(process) > 1 and process[0] == process[-1] and process[0] in "'\"":
+        process = process[1:-1]
+    fields: dict[str, str | int] = {"code": code, "pci": where}
+    for key, value in (("gpu_instance", instance), ("compute_instance", compute), ("pid", pid)):
+        if value:
+            fields[key] = int(value)
+    if process and process != "<unknown>":
+        fields["process"] = unescape(process)[:64]
+    fields["class"] = xid_classes.classify(code, words)
+    told, skipped = _CAUSED.search(words), _SKIPPED.search(words)
+    return _Xid(
+        code, where, fields, max(1, int(skipped[1])) if skipped else 1, int(told[1]) if told else None
+    )
 
 
 def _severity(text: str) -> str:
