@@ -228,7 +228,8 @@ def build(
     )
     hub.restore(attribution.restored, same_boot=attribution.same_boot)
     hub.follow(kmsg)
-    nvml.listen_events(hub.on_driver)
+    if "gpu_events" in wanted:
+        nvml.listen_events(hub.on_driver)
     kmsg.resume(attribution.cursor)
     nvml.remember(attribution.known_devices())
 
@@ -280,8 +281,9 @@ def build(
     )
     # What only a collector that is off would read is not read; ports need the devices for their holders.
     polled = (
-        (nvml, {"gpu", "gpu_events", "pcie", "fabric"}),
+        # Before the sources, so that it still gives out what they bring while they stop.
         (hub, {"gpu_events"}),
+        (nvml, {"gpu", "gpu_events", "pcie", "fabric"}),
         (kmsg, {"gpu_events"}),
         (fabric_source, {"fabric"}),
         (pcie_source, {"pcie"}),
