@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 import inspect
 import re
+import struct
 from pathlib import Path
 
 import pynvml
 import pytest
 
-from tocsin_exporter.sources.nvml import structures
-from tocsin_exporter.sources.nvml.calls import ERRORS
+from tocsin_exporter.sources.nvml import fields, gpm, structures
+from tocsin_exporter.sources.nvml.calls import version
 from tocsin_exporter.sources.nvml.driver_events import EVENT_TYPES
 from tocsin_exporter.sources.nvml.quantities import QUANTITIES
 from tocsin_exporter.sources.nvml.reads import CALL, FIELD, GPM, OWN, TIERS, Quantity
+from tocsin_exporter.sources.nvml.results import ERRORS
 from tocsin_exporter.sources.nvml.throttle import THROTTLE_REASONS
 
 ROWS = tuple(QUANTITIES.values())
@@ -84,20 +86,22 @@ def test_labels_of_reads_fit_their_quantity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "name"), structures.STRUCTURES.items(), ids=lambda value: value if isinstance(value, str) else ""
+    ("record", "name"),
+    [(fields.RECORD, "c_nvmlFieldValue_t"), (gpm.METRIC, "c_nvmlGpmMetric_t")],
+    ids=["field value", "activity metric"],
 )
-def test_structures_are_laid_out_as_nvml_has_them(ours: type[ctypes.Structure], name: str) -> None:
-    """Each member lies where the library writes it, and the size in the version word is right."""
-    theirs = getattr(pynvml, name)
+def test_records_taken_apart_by_position_have_nvmls_layout(record: struct.Struct, name: str) -> None:
+    """A record that is unpacked rather than read by member is as long as the structure is."""
+    assert ctypes.sizeof(getattr(pynvml, name)) == record.size
 
-    assert ctypes.sizeof(theirs) == ctypes.sizeof(ours)
-    for member, *_ in theirs._fields_:
-        if hasattr(ours, member):
-            assert getattr(theirs, member).offset == getattr(ours, member).offset, member
-            assert getattr(theirs, member).size == getattr(ours, member).size, member
-    # Those that we spell out have the same members; the others are handled as a whole.
-    if ours not in (structures.FieldValue, structures.GpmMetric, structures.BankRemaps):
-        assert [row[0] for row in theirs._fields_] == [row[0] for row in ours._fields_]
+
+@pytest.mark.parametrize("form", structures.VERSIONS)
+def test_version_words_are_nvmls(form: str) -> None:
+    """The version that a structure announces is one that nvml.h has for a structure of its size."""
+    known = {value for name, value in vars(pynvml).items() if name.startswith("nvml") and value.__class__ is int}
+    [result, *_] = structures.RESULTS.get(form) or structures.RESULTS[form.partition("/")[0]]
+
+    assert version(result, structures.VERSIONS[form]) in known
 
 
 def test_attributes_are_parts_of_the_answer() -> None:

@@ -162,9 +162,9 @@ def _rank(series: Series, job: Job, rank: int) -> None:
     model = job.models[rank % len(job.models)]
     _put(series, job, "tocsin_gpu_info", lambda at: 1, **device, model=model)
     _put(series, job, "tocsin_gpu_utilization_ratio", lambda at: 1, **device)
-    for name, value in (("generation", 5), ("width", 16)):
-        for most in ("", "_max"):
-            _put(series, job, f"tocsin_gpu_pcie_link_{name}{most}", lambda at, v=value: v, **device)
+    for most in ("", "_max"):
+        _put(series, job, f"tocsin_gpu_pcie_link_generation{most}", lambda at: 5, **device)
+        _put(series, job, f"tocsin_gpu_pcie_link_width{most}", lambda at: 16, **device)
     _put(series, job, "tocsin_job_gpu_utilization_ratio", lambda at: 1, **both)
     _put(series, job, "tocsin_job_gpu_power_watts", around(600), **both)
     if job.gpm:

@@ -1,9 +1,10 @@
 """
 NVML by ctypes: calls, and the error numbers they answer with.
 
-nvidia-ml-py is not used here: it costs the process several megabytes and each call more than its own time,
-and it knows no function newer than itself. A function that the library lacks answers
-FUNCTION_NOT_FOUND, like a call that the driver does not know.
+nvidia-ml-py gives the structures (`structures`); its functions are not called, because each of them looks
+its pointer up, allocates its result and raises, which costs more than most answers, and names no call that
+hangs. A function that the library lacks answers FUNCTION_NOT_FOUND, like a call that the driver does not
+know.
 """
 
 from __future__ import annotations
@@ -14,66 +15,17 @@ from ctypes import Structure, byref, c_uint
 from typing import Any
 
 from tocsin_exporter.sources.nvml.progress import Pen
+from tocsin_exporter.sources.nvml.results import (
+    ERRORS,
+    FUNCTION_NOT_FOUND,
+    GONE,
+    NOT_SUPPORTED,
+    SESSION,
+    SUCCESS,
+)
 from tocsin_exporter.sources.nvml.structures import RESULTS, VERSIONS
 
-__all__ = [
-    "ERRORS",
-    "GONE",
-    "SESSION",
-    "UNSUPPORTED",
-    "Error",
-    "Library",
-    "LibraryError",
-    "Question",
-    "version",
-]
-
-SUCCESS = 0
-NOT_SUPPORTED = 3
-NO_PERMISSION = 4
-INSUFFICIENT_SIZE = 7
-TIMEOUT = 10
-LIBRARY_NOT_FOUND = 12
-FUNCTION_NOT_FOUND = 13
-UNKNOWN = 999
-ERRORS = {
-    0: "success",
-    1: "uninitialized",
-    2: "invalid_argument",
-    3: "not_supported",
-    4: "no_permission",
-    5: "already_initialized",
-    6: "not_found",
-    7: "insufficient_size",
-    8: "insufficient_power",
-    9: "driver_not_loaded",
-    10: "timeout",
-    11: "irq_issue",
-    12: "library_not_found",
-    13: "function_not_found",
-    14: "corrupted_inforom",
-    15: "gpu_is_lost",
-    16: "reset_required",
-    17: "operating_system",
-    18: "lib_rm_version_mismatch",
-    19: "in_use",
-    20: "memory",
-    21: "no_data",
-    23: "insufficient_resources",
-    25: "argument_version_mismatch",
-    26: "deprecated",
-    27: "not_ready",
-    28: "gpu_not_found",
-    29: "invalid_state",
-    999: "unknown",
-}
-# The device or this driver will not answer this question, however often it is asked.
-UNSUPPORTED = frozenset({2, 3, 4, FUNCTION_NOT_FOUND, 22, 25, 26})
-# Errors that condemn the device, not the one call.
-GONE = {15: "gpu_lost", 16: "reset_required", 28: "gpu_lost"}
-LOST = 15
-# Errors that condemn the whole session with the driver.
-SESSION = frozenset({1, 9, 18})
+__all__ = ["Error", "Library", "LibraryError", "Question", "version"]
 
 
 class Error(Exception):

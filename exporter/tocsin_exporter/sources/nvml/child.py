@@ -31,19 +31,13 @@ import threading
 import time
 from typing import Any, BinaryIO
 
-from tocsin_exporter.sources.nvml.calls import (
-    ERRORS,
-    LIBRARY_NOT_FOUND,
-    UNKNOWN,
-    Error,
-    Library,
-    LibraryError,
-)
+from tocsin_exporter.sources.nvml.calls import Error, Library, LibraryError
 from tocsin_exporter.sources.nvml.driver_events import Watcher
 from tocsin_exporter.sources.nvml.frames import encode
 from tocsin_exporter.sources.nvml.progress import NO_DEVICE, Pen
 from tocsin_exporter.sources.nvml.reader import Places, Reader, all_unknown
 from tocsin_exporter.sources.nvml.reads import FABRIC
+from tocsin_exporter.sources.nvml.results import ERRORS, LIBRARY_NOT_FOUND, UNKNOWN
 
 __all__ = ["main"]
 

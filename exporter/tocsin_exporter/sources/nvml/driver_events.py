@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tocsin_exporter.sources.nvml.calls import SUCCESS, TIMEOUT, UNSUPPORTED, Error, Library
+from tocsin_exporter.sources.nvml.calls import Error, Library
+from tocsin_exporter.sources.nvml.results import SUCCESS, TIMEOUT, UNSUPPORTED
 from tocsin_exporter.sources.nvml.structures import EventData
 
 __all__ = ["EVENT_TYPES", "Watcher"]

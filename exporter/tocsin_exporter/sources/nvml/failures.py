@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tocsin_exporter.errors import CollectError
-from tocsin_exporter.sources.nvml.calls import GONE, UNKNOWN
+from tocsin_exporter.sources.nvml.results import GONE, UNKNOWN
 
 __all__ = ["RefusedError", "refusal"]
 

@@ -12,13 +12,14 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from tocsin_exporter.sources.nvml.calls import GONE, SESSION, SUCCESS, Error, Library
+from tocsin_exporter.sources.nvml.calls import Error, Library
+from tocsin_exporter.sources.nvml.results import GONE, SESSION, SUCCESS
 from tocsin_exporter.sources.nvml.values import BLANKS
 
-__all__ = ["Answer", "Batch"]
+__all__ = ["RECORD", "Answer", "Batch"]
 
 # fieldId, scopeId, timestamp, latencyUsec, valueType, nvmlReturn, value
-_RECORD = struct.Struct("=IIqqiiQ")
+RECORD = struct.Struct("=IIqqiiQ")
 # nvmlValueType_t
 _FORMS = {
     0: struct.Struct("=d"),
@@ -45,7 +46,7 @@ class Batch:
         self.fields = tuple(fields)
         self.scope = scope
         self._count = len(self.fields)
-        self._request = b"".join(_RECORD.pack(field, scope, 0, 0, 0, 0, 0) for field in self.fields)
+        self._request = b"".join(RECORD.pack(field, scope, 0, 0, 0, 0, 0) for field in self.fields)
         self._buffer = ctypes.create_string_buffer(len(self._request))
 
     def ask(self, library: Library, handle: Any) -> list[Answer]:
@@ -63,7 +64,7 @@ class Batch:
             parts = (Batch(self.fields[:half], self.scope), Batch(self.fields[half:], self.scope))
             return [answer for part in parts for answer in part.ask(library, handle)]
         answers: list[Answer] = []
-        for *_, kind, result, value in _RECORD.iter_unpack(self._buffer.raw):
+        for *_, kind, result, value in RECORD.iter_unpack(self._buffer.raw):
             if result != SUCCESS:
                 answers.append((result, 0.0))
             elif kind in (2, 3) or value in BLANKS:

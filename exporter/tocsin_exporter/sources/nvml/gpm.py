@@ -13,9 +13,10 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tocsin_exporter.sources.nvml.calls import GONE, SESSION, SUCCESS, Error, Library
+from tocsin_exporter.sources.nvml.calls import Error, Library
+from tocsin_exporter.sources.nvml.results import GONE, SESSION, SUCCESS
 
-__all__ = ["LEAST_SECONDS", "Activity", "supported"]
+__all__ = ["LEAST_SECONDS", "METRIC", "Activity", "supported"]
 
 # Closer samples are noise.
 LEAST_SECONDS = 0.1
@@ -23,7 +24,7 @@ _VERSION = 1
 # version, numMetrics, sample1, sample2
 _HEAD = struct.Struct("=IIQQ")
 # metricId, nvmlReturn, value, shortName, longName, unit
-_METRIC = struct.Struct("=IidQQQ")
+METRIC = struct.Struct("=IidQQQ")
 
 # Error number, number, unit as the metric states it.
 Metric = tuple[int, float, str]
@@ -78,7 +79,7 @@ class Activity:
         if not wanted:
             return []
         request = _HEAD.pack(_VERSION, len(wanted), self._older.value, self._newer.value)
-        request += b"".join(_METRIC.pack(metric, 0, 0.0, 0, 0, 0) for metric in wanted)
+        request += b"".join(METRIC.pack(metric, 0, 0.0, 0, 0, 0) for metric in wanted)
         buffer = ctypes.create_string_buffer(request, len(request))
         code = self._library.call("nvmlGpmMetricsGet", buffer)
         if code in GONE or code in SESSION:
@@ -90,7 +91,7 @@ class Activity:
             return [*self.metrics(wanted[:half]), *self.metrics(wanted[half:])]
         return [
             (result, value, _text(unit))
-            for _, result, value, _, _, unit in _METRIC.iter_unpack(buffer.raw[_HEAD.size :])
+            for _, result, value, _, _, unit in METRIC.iter_unpack(buffer.raw[_HEAD.size :])
         ]
 
     def close(self) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tocsin_exporter.sources.nvml import gpm
-from tocsin_exporter.sources.nvml.calls import SESSION, Error, Library
+from tocsin_exporter.sources.nvml.calls import Error, Library
 from tocsin_exporter.sources.nvml.plan import Plan, wanted
 from tocsin_exporter.sources.nvml.processes import Processes
 from tocsin_exporter.sources.nvml.quantities import QUANTITIES
 from tocsin_exporter.sources.nvml.reads import GPM, Quantity, Scope
+from tocsin_exporter.sources.nvml.results import SESSION
 
 __all__ = ["Instances", "profile_name"]
 

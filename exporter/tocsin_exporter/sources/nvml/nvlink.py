@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tocsin_exporter.sources.nvml.calls import SUCCESS, Library
+from tocsin_exporter.sources.nvml.calls import Library
 from tocsin_exporter.sources.nvml.fields import Batch
 from tocsin_exporter.sources.nvml.reads import AMPERE, C2C, HOPPER, NVLINK, Scope
+from tocsin_exporter.sources.nvml.results import SUCCESS
 from tocsin_exporter.sources.nvml.values import Value
 
 __all__ = ["count_links", "link_rows", "remote_rows"]

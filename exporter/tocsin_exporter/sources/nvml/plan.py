@@ -11,18 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from tocsin_exporter.sources.nvml import gpm
-from tocsin_exporter.sources.nvml.calls import (
-    GONE,
-    NO_PERMISSION,
-    SESSION,
-    SUCCESS,
-    Error,
-    Library,
-    Question,
-)
+from tocsin_exporter.sources.nvml.calls import Error, Library, Question
 from tocsin_exporter.sources.nvml.fields import Batch
 from tocsin_exporter.sources.nvml.quantities_links import MOST_GPM_LINKS
 from tocsin_exporter.sources.nvml.reads import CALL, FIELD, GPM, TIERS, Quantity, Read, Scope
+from tocsin_exporter.sources.nvml.results import GONE, NO_PERMISSION, SESSION, SUCCESS
 from tocsin_exporter.sources.nvml.values import BlankError, GarbageError, Target, Value
 
 __all__ = ["Plan", "wanted"]

@@ -11,15 +11,8 @@ import ctypes
 from collections.abc import Iterable
 from typing import Any
 
-from tocsin_exporter.sources.nvml.calls import (
-    GONE,
-    INSUFFICIENT_SIZE,
-    SESSION,
-    SUCCESS,
-    UNSUPPORTED,
-    Error,
-    Library,
-)
+from tocsin_exporter.sources.nvml.calls import Error, Library
+from tocsin_exporter.sources.nvml.results import GONE, INSUFFICIENT_SIZE, SESSION, SUCCESS, UNSUPPORTED
 from tocsin_exporter.sources.nvml.structures import MemoryLimits, Process, ProcessSample
 from tocsin_exporter.sources.nvml.values import Value
 

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tocsin_exporter.sources.nvml import gpm, nvlink
-from tocsin_exporter.sources.nvml.calls import ERRORS, GONE, SESSION, SUCCESS, UNKNOWN, Error, Library
+from tocsin_exporter.sources.nvml.calls import Error, Library
 from tocsin_exporter.sources.nvml.mig import Instances
 from tocsin_exporter.sources.nvml.plan import Plan, wanted
 from tocsin_exporter.sources.nvml.processes import Processes
 from tocsin_exporter.sources.nvml.quantities import QUANTITIES
 from tocsin_exporter.sources.nvml.reads import DEEP, FABRIC, NEWEST, START, TIERS, Scope
+from tocsin_exporter.sources.nvml.results import ERRORS, GONE, SESSION, SUCCESS, UNKNOWN
 from tocsin_exporter.sources.nvml.throttle import Throttle
 from tocsin_exporter.sources.nvml.values import Value
 

@@ -1,111 +1,52 @@
 """
 The structures that NVML fills, and which function fills which: tables.
 
-The layouts are those of nvml.h; a test compares each with nvidia-ml-py.
+The layouts are nvidia-ml-py's. Its classes are not used as they are: they turn each text into `str` when it is
+read, which raises on what a broken board writes there.
 """
 
 from __future__ import annotations
 
-from ctypes import Structure, c_char, c_char_p, c_double, c_int, c_int64, c_uint, c_uint8, c_uint64, c_void_p
+from ctypes import Structure, c_uint, c_uint8, c_uint64, c_void_p
 from typing import Any
 
-__all__ = ["RESULTS", "STRUCTURES", "VERSIONS", "EventData", "FieldValue", "GpmMetric", "MemoryLimits", "Process", "ProcessSample"]
+import pynvml
+
+__all__ = ["RESULTS", "VERSIONS", "EventData", "MemoryLimits", "Process", "ProcessSample"]
 
 
-def _structure(name: str, *fields: tuple[str, Any]) -> type[Structure]:
-    return type(name, (Structure,), {"_fields_": list(fields)})
+def _layout(name: str, **other: Any) -> type[Structure]:
+    """Return the structure of that name in nvidia-ml-py; *other* are members to be read as another type."""
+    fields = [(member, other.get(member, kind)) for member, kind in getattr(pynvml, name)._fields_]
+    return type(name, (Structure,), {"_fields_": fields})
 
 
-def _numbers(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
-Utilization = _structure("Utilization", *_numbers(c_uint, "gpu memory"))
-Memory = _structure("Memory", *_numbers(c_uint64, "total free used"))
-Memory2 = _structure("Memory2", ("version", c_uint), *_numbers(c_uint64, "total reserved free used"))
-Bar1 = _structure("Bar1", *_numbers(c_uint64, "bar1Total bar1Free bar1Used"))
-Temperature = _structure("Temperature", ("version", c_uint), ("sensorType", c_uint), ("temperature", c_int))
-Margin = _structure("Margin", ("version", c_uint), ("marginTemperature", c_int))
-PciInfo = _structure(
-    "PciInfo",
-    ("busIdLegacy", c_char * 16),
-    *_numbers(c_uint, "domain bus device pciDeviceId pciSubSystemId"),
-    ("busId", c_char * 32),
-)
-Repair = _structure("Repair", *_numbers(c_uint, "version bChannelRepairPending bTpcRepairPending"))
-Unrepairable = _structure("Unrepairable", *_numbers(c_uint, "version unrepairableMemory"))
-Histogram = _structure("Histogram", *_numbers(c_uint, "max high partial low none"))
-BankRemaps = _structure(
-    "BankRemaps",
-    *_numbers(c_uint, "activeRemappings inactiveRemappings bPending maxSpareGroupCount noSpareGroupCount"),
-)
-Sram = _structure(
-    "Sram",
-    ("version", c_uint),
-    *_numbers(c_uint64, "aggregateUncParity aggregateUncSecDed aggregateCor volatileUncParity volatileUncSecDed volatileCor"),
-    *_numbers(c_uint64, "aggregateUncBucketL2 aggregateUncBucketSm aggregateUncBucketPcie aggregateUncBucketMcu aggregateUncBucketOther"),
-    ("bThresholdExceeded", c_uint),
-)  # fmt: skip
-_FABRIC2 = (
-    ("version", c_uint),
-    ("clusterUuid", c_uint8 * 16),
-    *_numbers(c_uint, "status cliqueId state healthMask"),
-)
-Fabric2 = _structure("Fabric2", *_FABRIC2)
-Fabric3 = _structure("Fabric3", *_FABRIC2, ("healthSummary", c_uint8))
-AdaptiveTgp = _structure(
-    "AdaptiveTgp",
-    *_numbers(
-        c_uint,
-        "inBandEnableRequest featureAllowedByAdmin adminOverrideEnabled enablementStatus adjustedLimitMw",
-    ),
-)
-DramEncryption = _structure("DramEncryption", *_numbers(c_uint, "version encryptionState"))
-ClockFault = _structure("ClockFault", *_numbers(c_uint, "clkApiDomain clkDomainFaultMask"))
-ClockMonitors = _structure(
-    "ClockMonitors", *_numbers(c_uint, "bGlobalStatus clkMonListSize"), ("clkMonList", ClockFault * 32)
-)
-Attributes = _structure(
-    "Attributes",
-    *_numbers(c_uint, "multiprocessorCount sharedCopyEngineCount sharedDecoderCount sharedEncoderCount sharedJpegCount sharedOfaCount"),
-    *_numbers(c_uint, "gpuInstanceSliceCount computeInstanceSliceCount"),
-    ("memorySizeMB", c_uint64),
-)  # fmt: skip
-Process = _structure(
-    "Process",
-    ("pid", c_uint),
-    ("usedGpuMemory", c_uint64),
-    *_numbers(c_uint, "gpuInstanceId computeInstanceId"),
-)
-ProcessSample = _structure("ProcessSample", ("pid", c_uint), ("timeStamp", c_uint64), *_numbers(c_uint, "smUtil memUtil encUtil decUtil"))
-MemoryLimits = _structure(
-    "MemoryLimits", ("nameSpace", c_char_p), *_numbers(c_uint64, "softLimit hardLimit currentUsed")
-)
-GpmSupport = _structure("GpmSupport", *_numbers(c_uint, "version isSupportedDevice"))
-EventData = _structure(
-    "EventData",
-    ("device", c_void_p),
-    *_numbers(c_uint64, "eventType eventData"),
-    *_numbers(c_uint, "gpuInstanceId computeInstanceId"),
-)
-Platform = _structure(
-    "Platform", ("version", c_uint), ("ibGuid", c_char * 16), ("chassisSerialNumber", c_char * 16),
-    *_numbers(c_uint8, "slotNumber trayIndex hostId peerType moduleId"),
-)  # fmt: skip
-# Read and written by position, so only their sizes matter here: see `fields` and `gpm`.
-FieldValue = _structure(
-    "FieldValue",
-    *_numbers(c_uint, "fieldId scopeId"),
-    *_numbers(c_int64, "timestamp latencyUsec"),
-    *_numbers(c_uint, "valueType nvmlReturn"),
-    ("value", c_uint64),
-)
-GpmMetric = _structure(
-    "GpmMetric",
-    *_numbers(c_uint, "metricId nvmlReturn"),
-    ("value", c_double),
-    *_numbers(c_char_p, "shortName longName unit"),
-)
+Utilization = _layout("c_nvmlUtilization_t")
+Memory = _layout("c_nvmlMemory_t")
+Memory2 = _layout("c_nvmlMemory_v2_t")
+Bar1 = _layout("c_nvmlBAR1Memory_t")
+Temperature = _layout("c_nvmlTemperature_v1_t")
+Margin = _layout("c_nvmlMarginTemperature_v1_t")
+PciInfo = _layout("nvmlPciInfo_t")
+Repair = _layout("c_nvmlRepairStatus_t")
+Unrepairable = _layout("c_nvmlUnrepairableMemory_v1_t")
+Histogram = _layout("c_nvmlRowRemapperHistogramValues")
+BankRemaps = _layout("c_nvmlEccBankRemapperStatus_v1_t")
+Sram = _layout("c_nvmlEccSramErrorStatus_v1_t")
+Fabric2 = _layout("c_nvmlGpuFabricInfo_v2_t")
+Fabric3 = _layout("c_nvmlGpuFabricInfo_v3_t")
+AdaptiveTgp = _layout("c_nvmlAdaptiveTgpModeInfo_v1_t")
+DramEncryption = _layout("c_nvmlDramEncryptionInfo_t")
+ClockMonitors = _layout("nvmlClkMonStatus_t")
+Attributes = _layout("c_nvmlDeviceAttributes")
+Process = _layout("c_nvmlProcessInfo_v3_t")
+ProcessSample = _layout("c_nvmlProcessUtilizationSample_t")
+MemoryLimits = _layout("c_nvmlGetMemoryLimits_v1_t")
+GpmSupport = _layout("c_nvmlGpmSupport_t")
+EventData = _layout("c_nvmlEventData_t", device=c_void_p)
+# One byte each, which nvidia-ml-py takes for characters.
+_PLACES = dict.fromkeys(("slotNumber", "trayIndex", "hostId", "peerType", "moduleId"), c_uint8)
+Platform = _layout("c_nvmlPlatformInfo_v2_t", **_PLACES)
 
 # Functions with other results than one number, and the version word that a structure begins with.
 # A name may have a form after a slash: the same function with another structure or sensor.
@@ -156,16 +97,4 @@ VERSIONS = {
     "nvmlDeviceGetMemoryInfo_v2": 2, "nvmlDeviceGetTemperatureV/0": 1, "nvmlDeviceGetTemperatureV/1": 1, "nvmlDeviceGetMarginTemperature": 1,
     "nvmlDeviceGetRepairStatus": 1, "nvmlDeviceGetUnrepairableMemoryFlag_v1": 1, "nvmlDeviceGetSramEccErrorStatus": 1,
     "nvmlDeviceGetGpuFabricInfoV/3": 3, "nvmlDeviceGetGpuFabricInfoV/2": 2, "nvmlDeviceGetDramEncryptionMode": 1, "nvmlDeviceGetPlatformInfo": 2,
-}  # fmt: skip
-
-# Structure of this module -> its name in nvidia-ml-py.
-STRUCTURES = {
-    Utilization: "c_nvmlUtilization_t", Memory: "c_nvmlMemory_t", Memory2: "c_nvmlMemory_v2_t", Bar1: "c_nvmlBAR1Memory_t",
-    Temperature: "c_nvmlTemperature_v1_t", Margin: "c_nvmlMarginTemperature_v1_t", PciInfo: "nvmlPciInfo_t", Repair: "c_nvmlRepairStatus_t",
-    Unrepairable: "c_nvmlUnrepairableMemory_v1_t", Histogram: "c_nvmlRowRemapperHistogramValues", BankRemaps: "c_nvmlEccBankRemapperStatus_v1_t",
-    Sram: "c_nvmlEccSramErrorStatus_v1_t", Fabric2: "c_nvmlGpuFabricInfo_v2_t", Fabric3: "c_nvmlGpuFabricInfo_v3_t",
-    AdaptiveTgp: "c_nvmlAdaptiveTgpModeInfo_v1_t", DramEncryption: "c_nvmlDramEncryptionInfo_t", ClockMonitors: "nvmlClkMonStatus_t",
-    Attributes: "c_nvmlDeviceAttributes", Process: "c_nvmlProcessInfo_v3_t", ProcessSample: "c_nvmlProcessUtilizationSample_t", MemoryLimits: "c_nvmlGetMemoryLimits_v1_t",
-    GpmSupport: "c_nvmlGpmSupport_t", EventData: "c_nvmlEventData_t", Platform: "c_nvmlPlatformInfo_v2_t", FieldValue: "c_nvmlFieldValue_t",
-    GpmMetric: "c_nvmlGpmMetric_t",
 }  # fmt: skip
