@@ -6,14 +6,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tocsin_exporter.attribution import Attribution
 from tocsin_exporter.events import EventHub, Merge, gather
+from tocsin_exporter.identity.assigned import Assignment
+from tocsin_exporter.identity.model import ProcessIdentity
+from tocsin_exporter.identity.resolver import Holder
 from tocsin_exporter.kmsg.parse import Parser
 from tocsin_exporter.sources.kmsg import KernelEvent
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.model import DriverEvent
+from tocsin_exporter.state import StateFile
 
 KEY = ("0000:3b:00.0", 31)
 WALL = 1_700_000_000.0
@@ -320,6 +326,40 @@ def test_a_restart_keeps_switches_causes_and_what_the_driver_alone_told() -> Non
     assert {(KEY[0], 45, 13): 1} == after.hub.followups()
     after.hub.on_log(kernel("NVRM: Xid (PCI:0000:3b:00): 48, x", event.wall + 0.1), 10)
     assert [] == after.got
+
+
+class Nobody:
+    """No jobs."""
+
+    def living(self) -> tuple[ProcessIdentity, ...]:
+        return ()
+
+    def holder_of(self, pid: int) -> Holder | None:
+        return None
+
+    def assigned(self) -> tuple[Assignment, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(("boot", "same"), [("b", True), ("c", False)])
+def test_the_ledger_keeps_the_stage_under_its_cursor(tmp_path: Path, boot: str, same: bool) -> None:
+    """One file holds the cursor and what was made of the log up to it, over a reboot too."""
+    state = StateFile(tmp_path / "state.json")
+    ledger = Attribution(Nobody(), state, ErrorCounter(), boot_id="b", extra=lambda: hub.saved())
+    hub = EventHub(ledger.on_events, lambda _uuid, _index: "", ErrorCounter())
+    hub.on_log(
+        kernel("nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, x")
+        + kernel("NVRM: Xid (PCI:0000:3b:00): 48, x"),
+        9,
+    )
+    assert ledger.flush()
+    ledger.stop()
+
+    again = Attribution(Nobody(), state, ErrorCounter(), boot_id=boot)
+    assert (same, 9 if same else -1) == (again.same_boot, again.cursor)
+    after = EventHub(again.on_events, lambda _uuid, _index: "", ErrorCounter(), cursor=again.cursor)
+    after.restore(again.restored, same_boot=again.same_boot)
+    assert hub.switches() == after.switches()
 
 
 @pytest.mark.parametrize("bad", [{"given": [1]}, {"switches": {"a": 1}}, {"followups": "x"}, {"given": None}])

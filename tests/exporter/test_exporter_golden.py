@@ -95,6 +95,7 @@ LOG = (
     "NVRM: Xid (PCI:0000:3b:00): 48, pid=11, name=python, An uncorrectable double bit error (DBE)",
     "NVRM: Xid (PCI:0000:3b:00): 45, pid=11, name=python, Ch 00000008 caused by previous Xid 48",
     "NVRM: Xid (PCI:0000:61:00): 31, pid=7, name=other, MMU Fault",
+    "nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM Fault Up",
 )
 
 

@@ -65,6 +65,7 @@ XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has 
         "[   12.345678] gpu-001 kernel: ",
         "[   12.345678 <    0.000001 >] gpu-001 kernel: ",
         "1701338400.123456 gpu-001 kernel: ",
+        "2026-11-30T10:00:00.123456789Z [   12.345678] ",
         "<3>1 2026-11-30T10:00:00.123Z gpu-001 kernel - - - ",
         '<3>1 2026-11-30T10:00:00Z gpu-001 kernel - - [meta sequenceId="1"] ',
         "\x1b[31m\x1b[1m[   12.345678] \x1b[0m",

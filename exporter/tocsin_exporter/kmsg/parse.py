@@ -216,7 +216,7 @@ class Parser:
 
     def _nvrm(self, text: str, record: Record) -> list[Event]:
         if text.startswith("NVRM: Xid"):
-            said = _said(text)
+            said = _read_xid(text)
             return [self._xid(said, record)] if said is not None else []
         if match := _LOST_ONE.match(text):
             return [self._event(record, "gpu_lost", pci=pci(match[1]))]
@@ -320,7 +320,7 @@ class Parser:
 
 # A storm is the same few messages over and over.
 @lru_cache(maxsize=256)
-def _said(text: str) -> _Xid | None:
+def _read_xid(text: str) -> _Xid | None:
     """Return what an Xid message says by itself, or None for what only begins like one."""
     match = _XID.match(text)
     if match is None:

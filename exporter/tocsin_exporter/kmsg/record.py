@@ -79,6 +79,9 @@ def split(line: str) -> Record | None:
     if wall := _WALL.match(line):
         if repeated := _LAST_REPEATED.match(wall[2]):
             return Record(repeated[1], ours, stamp=wall[1])
+        if wall[2].startswith("["):
+            # dmesg's own form, behind the time at which a container's output was kept.
+            return _stamped(wall[2], ours=ours, wall=wall[1])
         if tag := _TAG.match(wall[2]):
             # A process may call itself "kernel"; the kernel has no process number.
             return _stamped(tag[3], ours=ours and tag[1] == "kernel" and tag[2] is None, wall=wall[1])
