@@ -10,7 +10,7 @@ from tocsin_exporter.identity.resolver import Holder
 from tocsin_exporter.metrics import FAMILIES
 from tocsin_exporter.metrics.gpu import HARDWARE
 from tocsin_exporter.sources.nvml.model import Device
-from tocsin_exporter.sources.nvml.processes import LIMITS
+from tocsin_exporter.sources.nvml.quantities import LIMITS, QUANTITIES
 from tocsin_exporter.sources.nvml.source import NvmlSource
 
 __all__ = ["NAME", "GpuCollector", "build", "device_labels", "device_samples", "holder_labels"]
@@ -21,6 +21,10 @@ NAME = "gpu"
 _OF_PROCESSES = ("process_memory_bytes", "memory_limit_bytes", "memory_limit_used_bytes")
 # Quantities that other collectors serve.
 ELSEWHERE = ("pcie_", "ecc_errors", "row_remap")
+
+
+# Of these a job is told some only; see `Quantity.told`.
+_TOLD = {row.name: frozenset(row.told) for row in QUANTITIES.values() if row.told}
 
 
 def device_labels(device: Device) -> tuple[str, str, str]:
@@ -50,6 +54,9 @@ def device_samples(
     def wanted(name: str) -> bool:
         return name.startswith(prefixes) != inverse
 
+    def told(name: str, more: tuple[str, ...]) -> bool:
+        return name not in _TOLD or more[0] in _TOLD[name]
+
     by_uuid = {device.uuid: device for device in devices if device.up}
     whole = {device.gpu: device for device in by_uuid.values() if not device.mig}
     for device in by_uuid.values():
@@ -65,11 +72,11 @@ def device_samples(
                 gauges = {**shared, **gauges}
             for (name, more), value in gauges.items():
                 family = f"tocsin_job_gpu_{name}"
-                if wanted(name) and family in FAMILIES and name not in _OF_PROCESSES:
+                if wanted(name) and told(name, more) and family in FAMILIES and name not in _OF_PROCESSES:
                     yield Sample(family, (*holder_labels(holder), *more), value)
         for (name, more), value in holder.counters.items():
             # Counts of events stay true without a reading; time and energy would stand still.
-            if wanted(name) and (here is not None or name in EVENT_COUNTERS):
+            if wanted(name) and told(name, more) and (here is not None or name in EVENT_COUNTERS):
                 yield Sample(f"tocsin_job_gpu_{name}", (*holder_labels(holder), *more), value)
 
 

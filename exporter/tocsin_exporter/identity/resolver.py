@@ -62,6 +62,7 @@ class _Entry:
     # The devices it was given, and the verdict and the map by which they were found.
     given: tuple[str, ...] = ()
     given_by: tuple[object, object] | None = None
+    name: str = ""
 
 
 class Resolver:
@@ -263,7 +264,8 @@ class Resolver:
         ended: set[int] = set()
         for pid in present:
             entry = self._entries.get(pid)
-            if entry is None or full or pid in tracked or now - entry.seen < _SETTLE_SECONDS:
+            young = entry is not None and (now - entry.seen < _SETTLE_SECONDS or rules.is_starter(entry.name))
+            if entry is None or full or pid in tracked or young:
                 self._examine(pid, entry, now, ended)
         ended |= tracked.keys() - set(present)
         self._judge(gpus_of)
@@ -285,18 +287,29 @@ class Resolver:
             self._entries[pid] = _Entry(stat.start_ticks, float("-inf"), None, None)
             return
         if entry is not None and now - entry.seen >= _SETTLE_SECONDS:
-            with self._lock:
-                if pid in self._living:
-                    self._usage[pid] = Usage(stat.cpu_seconds, stat.resident_bytes)
-            return
+            if not rules.is_starter(entry.name) or entry.name == stat.name:
+                with self._lock:
+                    if pid in self._living:
+                        self._usage[pid] = Usage(stat.cpu_seconds, stat.resident_bytes)
+                return
+            # It was about to become a task, and has.
+            entry = None
         also = self._only_env[0] if self._only_env is not None else ""
         facts, error = read_facts(self._procfs, stat, self._pods, also)
+        after = proc.process_stat(self._procfs, pid)
+        if after is None or after.ended:
+            # What was read may be what a process has left when its memory is gone: nothing.
+            self._entries.pop(pid, None)
+            ended.add(pid)
+            return
         if error is not None and entry is None and error.reason != "unsupported":
             self._errors.add("identity", error.reason)
         ours = self._only_env is None or facts.environ.get(self._only_env[0]) == self._only_env[1]
         seen = entry.seen if entry is not None else now
         under = entry.under if entry is not None else None
-        self._entries[pid] = _Entry(stat.start_ticks, seen, facts if ours else None, None, under=under)
+        self._entries[pid] = _Entry(
+            stat.start_ticks, seen, facts if ours else None, None, under=under, name=stat.name
+        )
         self._usage[pid] = Usage(stat.cpu_seconds, stat.resident_bytes)
 
     def _judge(self, gpus_of: Mapping[int, tuple[int, ...]]) -> None:

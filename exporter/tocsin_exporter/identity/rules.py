@@ -16,6 +16,7 @@ __all__ = [
     "decide",
     "is_filter",
     "is_launcher",
+    "is_starter",
     "is_wrapper",
     "telling",
 ]
@@ -39,6 +40,8 @@ _FILTERS = frozenset(
         "rotatelogs", "multilog", "svlogd",
     )
 )  # fmt: skip
+# They fork, wait for the rest of the step or the container, and only then become what they start.
+_STARTERS = ("slurmstepd", "runc:", "crun", "conmon")
 # They hold devices for others, or look at them; as the kernel cuts names.
 _SERVICES = frozenset(("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine"))
 _STARTING_STEPS = ("batch", "extern", "interactive")
@@ -132,6 +135,11 @@ def is_launcher(facts: Facts) -> bool:
 def is_wrapper(facts: Facts) -> bool:
     """Say whether the process usually only waits for a child that does the work."""
     return facts.name in _WRAPPERS
+
+
+def is_starter(name: str) -> bool:
+    """Say whether a process of this name may yet become another program, however long it has been there."""
+    return name.startswith(_STARTERS)
 
 
 def is_filter(facts: Facts) -> bool:

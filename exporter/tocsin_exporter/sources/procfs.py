@@ -33,6 +33,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # ARG_MAX allows 2 MiB; what names a job stands within the first part of any real environment.
 ENVIRON_LIMIT = 128 << 10
 _PF_KTHREAD = 0x00200000
+_PF_EXITING = 0x00000004
 _PRESSURE = re.compile(r"^(some|full) .*total=(\d+)", re.MULTILINE)
 
 
@@ -49,11 +50,12 @@ class ProcessStat:
     kernel_thread: bool
     cpu_seconds: float
     resident_bytes: int
+    exiting: bool = False
 
     @property
     def ended(self) -> bool:
-        """A zombie runs no more; only its parent has not looked yet."""
-        return self.state in "ZXx"
+        """A zombie runs no more; only its parent has not looked yet. On the way there its memory is gone."""
+        return self.exiting or self.state in "ZXx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ def process_stat(procfs: Path, pid: int) -> ProcessStat | None:
             kernel_thread=bool(int(fields[6]) & _PF_KTHREAD),
             cpu_seconds=(int(fields[11]) + int(fields[12])) / CLOCK_TICKS,
             resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+            exiting=bool(int(fields[6]) & _PF_EXITING),
         )
     except ValueError:
         return None

@@ -12,21 +12,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from tocsin_exporter.sources.nvml.calls import Error, Library
+from tocsin_exporter.sources.nvml.quantities import LIMITS
 from tocsin_exporter.sources.nvml.results import GONE, INSUFFICIENT_SIZE, SESSION, SUCCESS, UNSUPPORTED
 from tocsin_exporter.sources.nvml.structures import MemoryLimits, Process, ProcessSample
 from tocsin_exporter.sources.nvml.values import Value
 
-__all__ = ["LIMITS", "MOST_PROCESSES", "Processes"]
+__all__ = ["MOST_PROCESSES", "Processes"]
 
 # A device has a few processes; more than these are counted in the sum only.
 MOST_PROCESSES = 64
 _MOST_ASKED = 1024
-# Quantity and labels of each part of a limit.
-LIMITS = (
-    ("memory_limit_bytes", ("soft",)),
-    ("memory_limit_bytes", ("hard",)),
-    ("memory_limit_used_bytes", ()),
-)
 _LIMITS_EVERY = 30.0
 _NO_VALUE = 0xFFFFFFFFFFFFFFFF
 # Soft limit, hard limit (None: none), in use; bytes.

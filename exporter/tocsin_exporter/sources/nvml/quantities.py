@@ -30,7 +30,7 @@ from tocsin_exporter.sources.nvml.reads import (
     own,
 )
 
-__all__ = ["CORE", "DEEP", "FABRIC", "QUANTITIES", "RECOVERY_ACTIONS", "TIERS", "Quantity"]
+__all__ = ["CORE", "DEEP", "FABRIC", "HELD_DOWN", "LIMITS", "QUANTITIES", "RECOVERY_ACTIONS", "TIERS", "Quantity"]
 
 _PERCENT = 0.01
 _MEGA = 1e6
@@ -48,6 +48,14 @@ _GRAPHICS, _SM, _MEMORY, _VIDEO = range(4)
 _TARGET, _DEFAULT, _BOOST = 1, 2, 3
 # nvml.h: the constants, not the comment above the fields, which has the last two the other way round.
 _POWER_SCOPES = (("gpu", 0), ("module", 1), ("memory", 2), ("gpu_base", 3))
+# Quantity and labels of each part of a limit.
+LIMITS = (
+    ("memory_limit_bytes", ("soft",)),
+    ("memory_limit_bytes", ("hard",)),
+    ("memory_limit_used_bytes", ()),
+)
+# The reasons for which something holds a clock down; the others are settings, idleness or another GPU's clock.
+HELD_DOWN = ("sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
 _LOCATIONS = (("l1", 0), ("l2", 1), ("dram", 2), ("register", 3), ("texture", 4), ("texture_shared", 5), ("cbu", 6), ("sram", 7))
 _SEVERITIES = (("corrected", 0), ("uncorrected", 1))
 _WINDOWS = (("volatile", 0), ("lifetime", 1))
@@ -229,12 +237,12 @@ _TEMPERATURE = (
 )
 
 _THROTTLE = (
-    Quantity("throttle_active", False, ("reason",), "", "1 while the clock is held down for this reason (nvmlDeviceGetCurrentClocksEventReasons).", CORE, True, reads=(own("throttle"),)),
+    Quantity("throttle_active", False, ("reason",), "", "1 while the clock is held down for this reason (nvmlDeviceGetCurrentClocksEventReasons).", CORE, True, reads=(own("throttle"),), told=HELD_DOWN),
     Quantity("throttle_seconds_total", True, ("reason",), "seconds", "Time for which the clock was held down for this reason: the driver's own counter for sw_power_cap, sync_boost, sw_thermal, hw_thermal and hw_power_brake where it has one, else the time between readings that saw it.", CORE, True,
              reads=(*(field(name, number, labels=(label,), decode=_NANO) for name, number, label in (
                  ("PERF_POLICY_POWER", 74, "sw_power_cap"), ("PERF_POLICY_SYNC_BOOST", 76, "sync_boost"),
                  ("CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN", 269, "sw_thermal"), ("CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", 270, "hw_thermal"),
-                 ("CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN", 271, "hw_power_brake"))), own("throttle"))),
+                 ("CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN", 271, "hw_power_brake"))), own("throttle")), told=HELD_DOWN),
     Quantity("clock_policy_seconds_total", True, ("policy",), "seconds", "Time for which the clock was below the requested one because of this policy, counted by the driver.", FABRIC, False,
              reads=tuple(field(f"PERF_POLICY_{name}", number, labels=(name.lower(),), decode=_NANO) for name, number in (
                  ("THERMAL", 75), ("BOARD_LIMIT", 77), ("LOW_UTILIZATION", 78), ("RELIABILITY", 79), ("TOTAL_APP_CLOCKS", 80), ("TOTAL_BASE_CLOCKS", 81)))),

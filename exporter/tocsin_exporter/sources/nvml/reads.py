@@ -68,6 +68,9 @@ class Quantity(NamedTuple):
     exporter and, for a while, the holder. The other counters are amounts and times, which may start
     anew. ``timed`` is the class under which the time of the last event is told, with a label's name
     in braces where the label's value is part of it.
+
+    ``told`` are the values of the first further label that a holder is told of; none means all. What
+    no verdict about a job reads costs a series per GPU and holder.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Quantity(NamedTuple):
     most: float | None = None
     event: bool = False
     timed: str = ""
+    told: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
