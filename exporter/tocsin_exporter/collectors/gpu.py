@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from tocsin_exporter.attribution import EVENT_COUNTERS, WHOLE_READINGS, Attribution, HeldDevice
 from tocsin_exporter.collectors.base import Sample
@@ -37,6 +38,16 @@ def holder_labels(held: HeldDevice) -> tuple[str, str, str, str, str]:
     return (held.gpu, held.uuid, held.mig, held.job_id, held.rank)
 
 
+@cache
+def _names(prefixes: tuple[str, ...], inverse: bool) -> dict[str, tuple[str, str]]:
+    """Return the quantities that are wanted with their families; looked up thousands of times per scrape."""
+    return {
+        name: (f"tocsin_gpu_{name}", f"tocsin_job_gpu_{name}")
+        for name in QUANTITIES
+        if name.startswith(prefixes) != inverse
+    }
+
+
 def device_samples(
     devices: tuple[Device, ...],
     held: tuple[HeldDevice, ...],
@@ -51,8 +62,7 @@ def device_samples(
     MIG instance is told the state of the whole board as well, but not what the board draws or moves.
     """
 
-    def wanted(name: str) -> bool:
-        return name.startswith(prefixes) != inverse
+    names = _names(prefixes, inverse)
 
     def told(name: str, more: tuple[str, ...]) -> bool:
         return name not in _TOLD or more[0] in _TOLD[name]
@@ -60,9 +70,11 @@ def device_samples(
     by_uuid = {device.uuid: device for device in devices if device.up}
     whole = {device.gpu: device for device in by_uuid.values() if not device.mig}
     for device in by_uuid.values():
-        for (name, more), value in (*device.gauges.items(), *device.counters.items()):
-            if wanted(name):
-                yield Sample(f"tocsin_gpu_{name}", (*device_labels(device), *more), value)
+        labels = device_labels(device)
+        for values in (device.gauges, device.counters):
+            for (name, more), value in values.items():
+                if name in names:
+                    yield Sample(names[name][0], labels + more, value)
     for holder in held:
         here = by_uuid.get(holder.uuid)
         if here is not None and holder.active:
@@ -71,13 +83,14 @@ def device_samples(
                 shared = {key: value for key, value in board.gauges.items() if key[0] in WHOLE_READINGS}
                 gauges = {**shared, **gauges}
             for (name, more), value in gauges.items():
-                family = f"tocsin_job_gpu_{name}"
-                if wanted(name) and told(name, more) and family in FAMILIES and name not in _OF_PROCESSES:
-                    yield Sample(family, (*holder_labels(holder), *more), value)
+                if name not in names or name in _OF_PROCESSES or not told(name, more):
+                    continue
+                if names[name][1] in FAMILIES:
+                    yield Sample(names[name][1], (*holder_labels(holder), *more), value)
         for (name, more), value in holder.counters.items():
             # Counts of events stay true without a reading; time and energy would stand still.
-            if wanted(name) and told(name, more) and (here is not None or name in EVENT_COUNTERS):
-                yield Sample(f"tocsin_job_gpu_{name}", (*holder_labels(holder), *more), value)
+            if name in names and told(name, more) and (here is not None or name in EVENT_COUNTERS):
+                yield Sample(names[name][1], (*holder_labels(holder), *more), value)
 
 
 def process_samples(
