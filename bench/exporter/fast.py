@@ -8,6 +8,7 @@ Everything else is the exporter as it ships.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
@@ -51,6 +52,8 @@ def main() -> int:
     server.start()
     try:
         app.start()
+        gc.collect()
+        gc.freeze()
         done.wait()
     finally:
         server.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import signal
@@ -269,6 +270,9 @@ def _serve(config: Config) -> int:
         if control is not None:
             control.start()
         app.start()
+        # What the start has made stays: a full pass of the garbage collector over it held a scrape up for 20 ms.
+        gc.collect()
+        gc.freeze()
         done.wait()
     finally:
         if control is not None:
