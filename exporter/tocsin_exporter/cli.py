@@ -270,7 +270,7 @@ def _serve(config: Config) -> int:
         if control is not None:
             control.start()
         app.start()
-        # What the start has made stays: a full pass of the garbage collector over it held a scrape up for 20 ms.
+        # What the start has made stays; a full pass of the garbage collector over it took 20 ms of a scrape.
         gc.collect()
         gc.freeze()
         done.wait()
