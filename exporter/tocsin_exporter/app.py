@@ -28,6 +28,7 @@ from tocsin_exporter.collectors.base import Collector, Sample
 from tocsin_exporter.config import Config
 from tocsin_exporter.events import EventHub
 from tocsin_exporter.exposition import DroppedLabels, Exposition
+from tocsin_exporter.identity.kubelet import KubeletSource
 from tocsin_exporter.identity.resolver import Resolver
 from tocsin_exporter.registry import CollectorSet
 from tocsin_exporter.sources import procfs
@@ -183,7 +184,10 @@ def build(
     """
     errors, dropped = ErrorCounter(), DroppedLabels()
     wanted, interval, max_age = config.collectors, config.interval, config.max_age
-    resolver = Resolver(config.procfs, errors, config.only_env, wall=wall, clock=clock)
+    kubelet = KubeletSource(config.pod_resources, errors)
+    resolver = Resolver(
+        config.procfs, errors, config.only_env, kubelet=kubelet.devices_of, wall=wall, clock=clock
+    )
     nvml = NvmlSource(
         config.nvml_library,
         interval,
@@ -290,7 +294,7 @@ def build(
         (host_source, {"host"}),
     )
     # The ledger stops last: what the sources bring until then is still written.
-    parts: list[_Part] = [attribution, *(source for source, readers in polled if readers & wanted)]
+    parts: list[_Part] = [kubelet, attribution, *(source for source, readers in polled if readers & wanted)]
     # Before the probes, or their first news find nobody.
     if "exits" in wanted:
         parts.append(exit_facts)

@@ -51,6 +51,7 @@ class Config:
     nvml_deadline: float = 3.0
     nvml_call_deadline: float = 2.0
     control: Path | None = None
+    pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     only_env: tuple[str, str] | None = None
     collectors: frozenset[str] = frozenset(COLLECTORS)
     ebpf_backend: str = "libbpf"

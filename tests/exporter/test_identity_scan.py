@@ -142,6 +142,33 @@ def test_a_reused_pid_is_another_process(processes: Processes) -> None:
     assert ["0"] == [who.rank for who, _ in view.departed()]
 
 
+def test_a_task_that_its_starter_holds_back_is_found_when_it_starts(processes: Processes) -> None:
+    """Slurm's step daemon forks, waits for the other nodes, and only then becomes the task."""
+    clock = Clock()
+    view = resolver(processes, clock)
+    processes.add(10, name="slurmstepd", command=("slurmstepd: [7.0]",))
+    processes.add(11, name="slurmstepd", command=("slurmstepd: [7.0]",), parent=10, start=1100)
+    for _ in range(5):
+        view.scan()
+        clock.now += 1
+    processes.add(11, parent=10, start=1100, environ={"SLURM_JOB_ID": "7", "SLURM_PROCID": "3"})
+    view.scan()
+
+    assert {11: "3"} == ranks(view)
+
+
+def test_a_process_that_is_being_taken_down_has_ended(processes: Processes) -> None:
+    """While the kernel takes a process down it shows neither environment nor cgroup, and is no zombie yet."""
+    view = resolver(processes, Clock())
+    processes.add(11, environ=rank(0))
+    view.scan()
+    processes.add(11, command=(), flags=0x400004, state="R")
+    view.scan()
+
+    assert {} == ranks(view)
+    assert [(11, "0")] == [(who.pid, who.rank) for who, _ in view.departed()]
+
+
 def test_a_zombie_has_ended(processes: Processes) -> None:
     """A process whose parent has not looked yet is gone all the same."""
     view = resolver(processes, Clock())

@@ -29,9 +29,10 @@ def read_facts(
     except SourceError as err:
         env, error = {}, err
     cgroups = proc.cgroup_paths(procfs, stat.pid)
-    namespace, pod = "", ""
+    namespace = pod = container = ""
     if inside := pod_of(cgroups):
         namespace, pod = _pod(pods, inside.uid, env)
+        container = _container(pods, inside.container)
     slurm = slurm_of(cgroups)
     return (
         rules.Facts(
@@ -46,10 +47,24 @@ def read_facts(
             user=proc.user_of(procfs, stat.pid),
             pod_name=pod,
             pod_namespace=namespace,
+            container_name=container,
             stepd_job=job_above(procfs, stat.parent, slurm.sluid) if slurm and slurm.sluid else "",
         ),
         error,
     )
+
+
+def _container(pods: Path, container: str) -> str:
+    """Return the name of the container of that id, "" when the kubelet's links do not tell."""
+    if not container:
+        return ""
+    end = f"-{container}.log"
+    try:
+        # `<pod>_<namespace>_<container>-<id>.log`, beside the folder of the pods.
+        names = [name for name in os.listdir(pods.parent / "containers") if name.endswith(end)]
+    except OSError:
+        return ""
+    return names[0].removesuffix(end).rpartition("_")[2] if len(names) == 1 else ""
 
 
 def _pod(pods: Path, uid: str, env: Mapping[str, str]) -> tuple[str, str]:

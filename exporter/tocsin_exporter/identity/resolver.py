@@ -80,6 +80,7 @@ class Resolver:
         only_env: tuple[str, str] | None = None,
         *,
         pods: Path = Path("/var/log/pods"),
+        kubelet: Callable[[str, str, str], tuple[str, ...]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -87,6 +88,7 @@ class Resolver:
         self._errors = errors
         self._only_env = only_env
         self._pods = pods
+        self._kubelet = kubelet
         self._clock = clock
         self._wall = wall
         self._boot_id = proc.boot_id(procfs)
@@ -501,13 +503,17 @@ class Resolver:
             if by is None or by[0] is not verdict or by[1] is not known:
                 entry.given = assigned_devices(facts, verdict, known.slurm_files(verdict.node))
                 entry.given_by = (verdict, known)
-            if not entry.given:
+            given, rank = entry.given, verdict.rank if verdict.visible else ""
+            if not given and verdict.allocator == "k8s" and self._kubelet is not None:
+                # The kubelet knows what a container has, not which of its processes has what.
+                given = self._kubelet(facts.pod_namespace, facts.pod_name, facts.container_name)
+                rank = ""
+            if not given:
                 continue
-            rank = verdict.rank if verdict.visible else ""
-            key = (verdict.job_id, rank, entry.given)
+            key = (verdict.job_id, rank, given)
             if key not in found or entry.start_ticks < found[key].start_ticks:
                 start = self._boot_time + entry.start_ticks / proc.CLOCK_TICKS
-                found[key] = Assignment(pid, entry.start_ticks, start, verdict.job_id, rank, entry.given)
+                found[key] = Assignment(pid, entry.start_ticks, start, verdict.job_id, rank, given)
         return tuple(found.values())
 
     def _identity(self, pid: int, gpus_of: Mapping[int, tuple[int, ...]]) -> ProcessIdentity:

@@ -70,7 +70,8 @@ class Facts:
     """
     What is known of one process.
 
-    ``pod_name`` and ``pod_namespace`` are what the kubelet's log folder or the environment says;
+    ``pod_name``, ``pod_namespace`` and ``container_name`` are what the kubelet's log folders or the
+    environment say;
     ``holds_gpu`` comes from the driver's process list; ``stepd_job`` is the job in the title of the
     slurmstepd above the process, "" where its cgroup has the job's number.
     """
@@ -86,6 +87,7 @@ class Facts:
     user: str = ""
     pod_name: str = ""
     pod_namespace: str = ""
+    container_name: str = ""
     holds_gpu: bool = False
     stepd_job: str = ""
 

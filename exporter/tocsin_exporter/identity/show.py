@@ -9,8 +9,10 @@ from tocsin_exporter.config import Config
 from tocsin_exporter.identity import rules, slurmd
 from tocsin_exporter.identity.assigned import DeviceMap, assigned_devices
 from tocsin_exporter.identity.facts import read_facts
+from tocsin_exporter.identity.kubelet import KubeletSource
 from tocsin_exporter.identity.resolver import identity_of
 from tocsin_exporter.sources import procfs
+from tocsin_exporter.sources.latest import ErrorCounter
 
 __all__ = ["describe"]
 
@@ -32,8 +34,9 @@ def describe(config: Config, pid: int) -> dict[str, Any]:
     no job, and ``note`` says what that rests on.
     """
     stat = procfs.process_stat(config.procfs, pid)
-    if stat is None:
-        return {"pid": pid, "found": False, "note": f"no process {pid} under {config.procfs}"}
+    if stat is None or stat.ended:
+        gone = "no process" if stat is None else "has ended, nobody has looked yet:"
+        return {"pid": pid, "found": False, "note": f"{gone} {pid} under {config.procfs}"}
     facts, error = read_facts(config.procfs, stat, also=config.only_env[0] if config.only_env else "")
     answer: dict[str, Any] = {
         "pid": pid,
@@ -62,12 +65,24 @@ def describe(config: Config, pid: int) -> dict[str, Any]:
         **asdict(found),
         "gpu_indices": list(found.gpu_indices),
         "sources": dict(found.sources),
-        "devices": list(assigned_devices(facts, verdict, known.slurm_files(verdict.node))),
+        "devices": list(
+            assigned_devices(facts, verdict, known.slurm_files(verdict.node))
+            or _kubelets(config, facts, verdict)
+        ),
     }
     answer["conflicts"] = list(verdict.conflicts)
     if not verdict.rank:
         answer.setdefault("note", "no rank: a launcher or helper of the job")
     return answer
+
+
+def _kubelets(config: Config, facts: rules.Facts, verdict: rules.Verdict) -> tuple[str, ...]:
+    """Return what the kubelet gave the container of a process."""
+    if verdict.allocator != "k8s":
+        return ()
+    source = KubeletSource(config.pod_resources, ErrorCounter())
+    source.read_once()
+    return source.devices_of(facts.pod_namespace, facts.pod_name, facts.container_name)
 
 
 def _device_map(config: Config, node: str) -> DeviceMap:
