@@ -8,7 +8,6 @@ Everything else is the exporter as it ships.
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import sys
@@ -16,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+from tocsin_exporter import memory
 from tocsin_exporter.app import build
 from tocsin_exporter.config import Config
 from tocsin_exporter.metrics import Tier
@@ -26,6 +26,7 @@ from tocsin_lab.stack.simulated import NODE_VARIABLE
 
 def main() -> int:
     """Serve until SIGTERM."""
+    memory.return_freed()
     speed, reading = float(sys.argv[1]), float(sys.argv[2])
     paths = NodePaths(Path(sys.argv[6]), sys.argv[4])
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
@@ -52,8 +53,7 @@ def main() -> int:
     server.start()
     try:
         app.start()
-        gc.collect()
-        gc.freeze()
+        memory.keep()
         done.wait()
     finally:
         server.stop()
