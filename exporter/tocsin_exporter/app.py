@@ -30,6 +30,7 @@ from tocsin_exporter.events import EventHub
 from tocsin_exporter.exposition import DroppedLabels, Exposition
 from tocsin_exporter.identity.kubelet import KubeletSource
 from tocsin_exporter.identity.resolver import Resolver
+from tocsin_exporter.identity.software import SoftwareSource
 from tocsin_exporter.registry import CollectorSet
 from tocsin_exporter.sources import procfs
 from tocsin_exporter.sources.bpf import BpfSource
@@ -188,6 +189,7 @@ def build(
     resolver = Resolver(
         config.procfs, errors, config.only_env, kubelet=kubelet.devices_of, wall=wall, clock=clock
     )
+    software = SoftwareSource(config.procfs, resolver.living, errors)
     nvml = NvmlSource(
         config.nvml_library,
         interval,
@@ -264,7 +266,7 @@ def build(
         gpu.build(nvml, attribution, resolver.holder_of),
         gpu_events.build(nvml, kmsg, attribution, hub),
         pcie.build(nvml, attribution, pcie_source),
-        identity.build(resolver, max_age),
+        identity.build(resolver, max_age, software.now),
         cuda.build(bpf),
         nccl.build(bpf),
         output.build(output_source, bpf),
@@ -292,9 +294,11 @@ def build(
         (fabric_source, {"fabric"}),
         (pcie_source, {"pcie"}),
         (host_source, {"host"}),
+        (kubelet, {"gpu", "identity"}),
+        (software, {"identity"}),
     )
     # The ledger stops last: what the sources bring until then is still written.
-    parts: list[_Part] = [kubelet, attribution, *(source for source, readers in polled if readers & wanted)]
+    parts: list[_Part] = [attribution, *(source for source, readers in polled if readers & wanted)]
     # Before the probes, or their first news find nobody.
     if "exits" in wanted:
         parts.append(exit_facts)

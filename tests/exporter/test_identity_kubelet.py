@@ -131,7 +131,7 @@ def claim(driver: str, *devices: str) -> dict[str, Any]:
 
 
 def test_a_real_server_is_understood(kubelet: Serve, listing_of: Make) -> None:
-    """Devices by UUID, shared in time, MIG instances and claims; another maker's and unknown forms are not."""
+    """Devices by UUID, shared in time, MIG instances and claims; another maker's or unknown ones are not."""
     pods = [
         pod("llm-0", container("main", "nvidia.com/gpu", A, B), container("side")),
         pod("shared", container("main", "nvidia.com/gpu.shared", f"{A}::3", f"{A}::4")),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ HERE = Path(__file__).parent
 TASK = f"{sys.executable} {HERE / 'task.py'}"
 OWN = {"gpu1": {0, 1}, "gpu2": {2, 3}}
 GPUS = 4
+_NUMBERS = count(1)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Site:
             if found := told():
                 return found
             time.sleep(0.2)
-        state = [self.cluster.command("squeue"), *map(str, self.series("tocsin_rank_(?:up|info)"))]
+        rows = [row for row in self.series("tocsin_rank_(?:up|info)") if row["job_id"].startswith("slurm/")]
+        state = [self.cluster.command("squeue"), *map(str, rows)]
         raise AssertionError(f"not within {seconds:.0f} s; " + "\n".join(state))
 
     def tasks(self, name: str, number: int) -> list[dict[str, Any]]:
@@ -169,9 +172,9 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def name(request: pytest.FixtureRequest, site: Site) -> Iterator[str]:
+def name(site: Site) -> Iterator[str]:
     """A name for the tasks of one test; they and the jobs end with it."""
-    own = re.sub(r"\W", "-", request.node.name.removeprefix("test_"))[:40]
+    own = f"t{next(_NUMBERS)}"
     yield own
     site.end(own)
     with suppress(AssertionError):
@@ -344,6 +347,7 @@ def test_a_requeued_job_is_the_same_job_in_its_next_attempt(site: Site, name: st
         assert site.listed(job)[task["pid"]] == told(answer)
         assert "1" == answer["identity"]["attempt"]
     site.until(lambda: len(site.series("tocsin_rank_info", job_id=f"slurm/{job}", attempt="1")) == 2)
+    site.until(lambda: len(site.series("tocsin_rank_software_info", job_id=f"slurm/{job}", step="0")) == 2)
     site.until(lambda: len(site.series("tocsin_rank_up", job_id=f"slurm/{job}", value="1")) == 2)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple
 
 from tocsin_exporter.collectors.base import Sample
 from tocsin_exporter.errors import CollectError
 from tocsin_exporter.identity.model import ProcessIdentity
 from tocsin_exporter.identity.resolver import Resolver
+from tocsin_exporter.identity.software import Software
 
 __all__ = ["NAME", "IdentityCollector", "build"]
 
 NAME = "identity"
+Loaded = Callable[[], Mapping[tuple[int, int], Software]]
+_NOTHING = Software()
 
 
 class IdentityCollector:
@@ -19,9 +23,10 @@ class IdentityCollector:
 
     name = NAME
 
-    def __init__(self, resolver: Resolver, max_age: float) -> None:
+    def __init__(self, resolver: Resolver, max_age: float, software: Loaded) -> None:
         self._resolver = resolver
         self._max_age = max_age
+        self._software = software
 
     def collect(self) -> Iterator[Sample]:
         """Yield the samples of this scrape."""
@@ -56,6 +61,7 @@ class IdentityCollector:
 
     def _ranks(self, living: tuple[ProcessIdentity, ...]) -> Iterator[Sample]:
         usage = self._resolver.usage()
+        software = self._software()
         alive: set[tuple[str, str]] = set()
         for who in living:
             if not who.rank:
@@ -65,6 +71,11 @@ class IdentityCollector:
             yield Sample("tocsin_rank_up", key, 1)
             yield Sample(
                 "tocsin_rank_info", (*key, str(who.pid), who.local_rank, who.attempt, who.framework), 1
+            )
+            yield Sample(
+                "tocsin_rank_software_info",
+                (*key, who.step, who.container, *astuple(software.get((who.pid, who.start_ticks), _NOTHING))),
+                1,
             )
             yield Sample("tocsin_rank_start_timestamp_seconds", key, who.start_time)
             if (used := usage.get(who.pid)) is not None:
@@ -77,6 +88,6 @@ class IdentityCollector:
                 yield Sample("tocsin_rank_up", key, 0)
 
 
-def build(resolver: Resolver, max_age: float) -> IdentityCollector:
-    """Return the collector."""
-    return IdentityCollector(resolver, max_age)
+def build(resolver: Resolver, max_age: float, software: Loaded = dict) -> IdentityCollector:
+    """Return the collector; *software* gives what ranks (pid, start) have loaded."""
+    return IdentityCollector(resolver, max_age, software)

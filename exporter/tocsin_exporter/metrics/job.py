@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tocsin_exporter.metrics.family import JOB, RANK, Family, Kind
+from tocsin_exporter.metrics.family import JOB, RANK, Family, Kind, Tier
 
 __all__ = ["FAMILIES"]
 
@@ -23,6 +23,7 @@ FAMILIES = (
     # ranks
     Family("tocsin_rank_up", _G, RANK, "", "1 while the rank's process lives, 0 for 15 minutes after it ended."),
     Family("tocsin_rank_info", _G, (*RANK, "pid", "local_rank", "attempt", "framework"), "", "Always 1: the process of this rank."),
+    Family("tocsin_rank_software_info", _G, (*RANK, "step", "container", "torch", "jax", "cuda", "cudnn", "nccl", "driver"), "", "Always 1: the allocator's step and the pod's container, and the versions that the rank has loaded, by its mapped files.", Tier.FABRIC),
     Family("tocsin_rank_start_timestamp_seconds", _G, RANK, "seconds", "Start of the rank's process."),
     Family("tocsin_rank_exits_total", _C, (*RANK, "kind"), "", "Ends of this rank's process: ok (exit 0), error (other exit codes), signal, unknown."),
     Family("tocsin_rank_cpu_seconds_total", _C, RANK, "seconds", "CPU time of the rank's process."),
