@@ -268,6 +268,27 @@ def test_a_broken_file_is_said_once(
     assert 3 == sum("not taken over" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize(
+    ("cut", "reason"),
+    [
+        pytest.param(PAIR, "would turn client certificates off", id="before the policy"),
+        pytest.param(PAIR + MUTUAL, "would turn client_allowed_sans off", id="before the names"),
+    ],
+)
+def test_a_file_cut_short_lets_in_nobody_more(
+    tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture, cut: str, reason: str
+) -> None:
+    """What a writer has written half way may be a whole file of fewer rules: the rules before stay in use."""
+    whole = f"tls_server_config:\n{PAIR}{MUTUAL}  client_allowed_sans: [prometheus.example]\n"
+    reloader = Reloader(_config(tmp_path, whole), WebStats())
+    before = reloader.current
+    _config(tmp_path, f"tls_server_config:\n{cut}")
+    reloader.look()
+
+    assert before is reloader.current
+    assert reason in caplog.text
+
+
 def test_a_changed_client_policy_holds_for_open_connections_too(
     tmp_path: Path, authority: Authority
 ) -> None:

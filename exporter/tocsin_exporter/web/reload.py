@@ -2,8 +2,8 @@
 Reads the web configuration file and what it names, and again when any of it changes.
 
 A thread of its own looks: a file system that hangs stops the reloading and nothing else. A new file that
-is broken, or that would turn TLS or passwords off, changes nothing: an empty file is what a writer leaves
-half way, and it would open the exporter to everyone.
+is broken, or that would turn TLS, passwords or the check of client certificates off, changes nothing: an
+empty or shortened file is what a writer leaves half way, and it would open the exporter to everyone.
 """
 
 from __future__ import annotations
@@ -127,8 +127,10 @@ class Reloader:
 
     def _refuse_opening(self, fresh: Settings) -> None:
         for what, now, then in (
-            ("TLS", self.current.tls, fresh.tls),
-            ("passwords", self.current.users, fresh.users),
+            ("TLS", self.current.tls is not None, fresh.tls is not None),
+            ("passwords", bool(self.current.users), bool(fresh.users)),
+            ("client certificates", _certificates_needed(self.current), _certificates_needed(fresh)),
+            ("client_allowed_sans", bool(self.current.allowed_sans), bool(fresh.allowed_sans)),
         ):
             if now and not then:
                 raise ConfigError(
@@ -186,6 +188,14 @@ class Reloader:
             allowed_sans=config.tls.allowed_sans if config.tls else frozenset(),
             tls_state=_digest(repr(config.tls).encode(), bodies),
         )
+
+
+def _certificates_needed(settings: Settings) -> bool:
+    if settings.tls is None:
+        return False
+    import ssl
+
+    return settings.tls.verify_mode is ssl.CERT_REQUIRED
 
 
 def _read_file(path: Path, what: str) -> bytes:
