@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.exporter.ledger_node import ECC, ENERGY, REMAPS, THROTTLE, Node, gpu, pci
 
-from tocsin_exporter.collectors.gpu import device_samples
+from tocsin_exporter.collectors.device_series import device_samples, holder_samples
 from tocsin_exporter.identity.assigned import Assignment
 from tocsin_exporter.sources.nvml.model import Device
 
@@ -86,8 +86,9 @@ def test_the_state_of_the_gpu_is_told_to_its_instances_and_what_it_draws_is_not(
     node.read()
     samples = [
         (sample.family, sample.labels)
-        for sample in device_samples(
-            tuple(node.devices.values()), node.ledger.published().devices, prefixes=(), inverse=True
+        for sample in (
+            *device_samples(node.devices.values(), "gpu"),
+            *holder_samples(node.devices.values(), node.ledger.published().devices, "gpu"),
         )
     ]
 

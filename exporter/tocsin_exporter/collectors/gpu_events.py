@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tocsin_exporter.attribution import Attribution
 from tocsin_exporter.collectors.base import Sample
-from tocsin_exporter.collectors.gpu import device_samples, holder_labels
+from tocsin_exporter.collectors.device_series import DeviceSeries, holder_labels
 from tocsin_exporter.events import EventHub
 from tocsin_exporter.kmsg.xid_classes import CLASSES
 from tocsin_exporter.sources.kmsg import KmsgSource
@@ -33,6 +33,7 @@ class GpuEventsCollector:
         self._nvml = nvml
         self._kmsg = kmsg
         self._attribution = attribution
+        self._series = DeviceSeries(nvml, attribution, NAME)
         self._hub = hub
 
     def collect(self) -> Iterator[Sample]:
@@ -63,9 +64,8 @@ class GpuEventsCollector:
             if (board := boards.get(address)) is not None:
                 row = (board.gpu, board.uuid, "", str(code), str(cause))
                 yield Sample("tocsin_gpu_xid_followups_total", row, count)
-        reading, _ = self._nvml.latest.read()
-        devices = reading.devices if reading is not None else ()
-        yield from device_samples(devices, published.devices, prefixes=("ecc_errors", "row_remap"))
+        _, _, samples = self._series.read()
+        yield from samples
         if log_error is not None:
             raise log_error
 

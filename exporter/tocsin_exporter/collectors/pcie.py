@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tocsin_exporter.attribution import Attribution
 from tocsin_exporter.collectors.base import Sample
-from tocsin_exporter.collectors.gpu import device_samples
+from tocsin_exporter.collectors.device_series import DeviceSeries
 from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.pcie import Function, PcieSource
 
@@ -40,17 +40,13 @@ class PcieCollector:
     name = NAME
 
     def __init__(self, nvml: NvmlSource, attribution: Attribution, source: PcieSource) -> None:
-        self._nvml = nvml
-        self._attribution = attribution
+        self._series = DeviceSeries(nvml, attribution, NAME)
         self._source = source
 
     def collect(self) -> Iterator[Sample]:
         """Yield the samples of this scrape; either side is served without the other."""
-        reading, error = self._nvml.latest.read()
-        if reading is not None:
-            yield from device_samples(
-                reading.devices, self._attribution.published().devices, prefixes=("pcie_",)
-            )
+        _, error, samples = self._series.read()
+        yield from samples
         functions, unread = self._source.latest.read()
         for function in functions or ():
             yield from function_samples(function)
