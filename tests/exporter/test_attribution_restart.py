@@ -179,6 +179,36 @@ def test_without_an_answer_of_the_driver_the_living_jobs_decide(tmp_path: Path) 
     assert 1 == again.xids("slurm/a")
 
 
+def test_without_an_answer_of_the_driver_a_job_that_ends_leaves_its_devices(tmp_path: Path) -> None:
+    """The driver hangs since the restart and the log is silent: the end of the job is heard all the same."""
+    node = on_disk(tmp_path)
+    again = node.again()
+    again.clock += 70
+    ended = next(who for who in again.who.living() if who.job_id == "slurm/a")
+    again.who.end(ended.pid)
+    again.ledger.on_left(ended)
+    again.ledger.flush()
+
+    held = again.held("slurm/a")
+    assert held is not None
+    assert not held.active
+    assert held.owner
+
+
+def test_without_an_answer_of_the_driver_ports_tell_who_is_gone(tmp_path: Path) -> None:
+    """The job ended while the exporter was down; neither driver nor log says anything since."""
+    node = on_disk(tmp_path)
+    again = node.again()
+    again.who.members.clear()
+    again.clock += 70
+    again.ledger.on_ports(())
+    again.ledger.flush()
+
+    held = again.held("slurm/a")
+    assert held is not None
+    assert not held.active
+
+
 # a reboot
 
 

@@ -166,9 +166,7 @@ class Attribution:
                 self._log_event(event)
             records = (record_of(event, self._steady.of(event.time)) for event in events)
             self._events.take(record for record in records if record is not None)
-            if self._settle_from is not None and self._may_settle(_SETTLE_WITHOUT_SECONDS):
-                self._settle([], Claims(alive={who.job_id for who in self._identity.living()}))
-            if self._settle_from is None:
+            if self._settled():
                 self._events.place(self._steady.now())
             self._commit(dirty=True)
 
@@ -179,11 +177,9 @@ class Attribution:
         The next reading tells the same, but there is none while the driver hangs or is left alone.
         """
         with self._lock:
-            if self._settle_from is not None:
+            if not self._settled(who.job_id):
                 return
-            alive = {each.job_id for each in self._identity.living()}
-            alive |= {each.job_id for each in self._identity.assigned()}
-            if who.job_id in alive:
+            if who.job_id in self._alive():
                 return
             now = self._steady.now()
             left = [each for each in self._held if each.active and each.job_id == who.job_id]
@@ -195,7 +191,7 @@ class Attribution:
     def on_ports(self, ports: tuple[Port, ...]) -> None:
         """Take a reading of the ports in."""
         with self._lock:
-            if self._settle_from is not None:
+            if not self._settled():
                 return
             users: dict[str, tuple[set[str], float]] = {}
             for holding in self._held:
@@ -326,6 +322,21 @@ class Attribution:
 
     def _may_settle(self, after: float = _SETTLE_SECONDS) -> bool:
         return self._settle_from is None or self._clock() - self._settle_from >= after
+
+    def _settled(self, *ended: str) -> bool:
+        """
+        Say whether holders may change; where the driver says nothing, the living jobs settle it.
+
+        Jobs that *ended* just now were alive after the gap.
+        """
+        if self._settle_from is not None and self._may_settle(_SETTLE_WITHOUT_SECONDS):
+            self._settle([], Claims(alive=self._alive().union(ended)))
+        return self._settle_from is None
+
+    def _alive(self) -> set[str]:
+        """Return the jobs that live, those that were given devices and do not use them included."""
+        living = {each.job_id for each in self._identity.living()}
+        return living | {each.job_id for each in self._identity.assigned()}
 
     def _settle(self, here: list[tuple[Entry, Device]], claims: Claims) -> None:
         """After a restart: tell who held a device on both sides of the gap from who did not."""
