@@ -460,6 +460,7 @@ STEPS = [
             "event": "step",
             "framework": "fairseq",
             "step": 100,
+            "epoch": 1,
             "loss": 8.1,
             "grad_norm": 1.2,
             "learning_rate": 1e-05,

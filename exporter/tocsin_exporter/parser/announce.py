@@ -37,8 +37,8 @@ _TABLE: tuple[_Row, ...] = (
     _row("saving checkpoint", rf"^\s*saving checkpoint{_AT}", "checkpoint_start", "megatron"),
     _row("async checkpoint", rf"scheduled an async checkpoint save{_AT}", "checkpoint_start", "megatron"),
     _row(
-        "successfully saved checkpoint",
-        r"successfully saved checkpoint(?: from| at)?(?: iteration)?\s+(?P<step>\d+)?",
+        "uccessfully saved checkpoint",
+        r"[Ss]uccessfully saved checkpoint(?: from| at)?(?: iteration)?\s+(?P<step>\d+)?",
         "checkpoint_end",
         "megatron",
     ),
@@ -65,6 +65,7 @@ _TABLE: tuple[_Row, ...] = (
         "checkpoint_end",
         "deepspeed",
     ),
+    _row("verflow", r"\[deepspeed\] .{0,100}[Oo]verflow.{0,20}Skipping step", "overflow", "deepspeed"),
     _row("OVERFLOW!", r"\[deepspeed\] OVERFLOW! Rank (?P<rank>\d+) Skipping step", "overflow", "deepspeed"),
     _row("Skipping step", r"OVERFLOW! Rank (?P<rank>\d+) Skipping step", "overflow", "deepspeed"),
     _row("verflow", r"[Oo]verflow(?: detected)?[.,!]?\s+Skipping step", "overflow"),
@@ -72,7 +73,8 @@ _TABLE: tuple[_Row, ...] = (
     _row("Saving the checkpoint", r"^Saving the checkpoint\b", "checkpoint_start", "torchtitan"),
     _row(
         "Finished saving the checkpoint",
-        r"Finished saving the checkpoint.{0,400} in (?P<seconds>[\d.]+) seconds",
+        # Some releases print no space before the "in".
+        r"Finished saving the checkpoint.{0,400}?[ )]in (?P<seconds>[\d.]+) seconds",
         "checkpoint_end",
         "torchtitan",
     ),
@@ -91,6 +93,7 @@ _TABLE: tuple[_Row, ...] = (
     ),
     # nanoGPT
     _row("saving checkpoint to", r"^saving checkpoint to \S", "checkpoint_start", "nanogpt"),
+    _row("Resuming training from", r"^Resuming training from \S{1,400}$", "resume", "nanogpt"),
     _row("compiling the model", r"^compiling the model\.\.\.", "phase:compile", "nanogpt"),
     # Hugging Face
     _row("Running training", r"\*{5} Running training \*{5}", "phase:train", "hf"),
@@ -123,6 +126,43 @@ _TABLE: tuple[_Row, ...] = (
     _row(
         "Saving checkpoint at", r"Saving checkpoint at (?P<epoch>\d+) epochs", "checkpoint_start", "mmengine"
     ),
+    # NeMo 2
+    _row(
+        "Async checkpoint save for step",
+        r"Async checkpoint save for step (?P<step>\d+) .{0,800}finalized",
+        "checkpoint_end",
+        "nemo",
+    ),
+    # detectron2
+    _row(
+        "aving checkpoint to",
+        r"^Saving checkpoint to \S{0,400}model_(?P<step>\d{1,12})\.pth$",
+        "checkpoint_start",
+        "detectron2",
+    ),
+    _row("Starting training from", r"^Starting training from iteration \d+$", "phase:train", "detectron2"),
+    # fairseq
+    _row("begin training", r"^begin training epoch \d+$", "phase:train", "fairseq"),
+    _row("done training", r"^done training in [\d.]+ seconds", "phase:finished", "fairseq"),
+    _row("gradient overflow", r"^NOTE: gradient overflow detected, ignoring gradient", "overflow", "fairseq"),
+    _row(
+        "Preparing to save",
+        r"^Preparing to save checkpoint for epoch \d+ @ (?P<step>\d+) updates",
+        "checkpoint_start",
+        "fairseq",
+    ),
+    _row(
+        "aved checkpoint",
+        r"^Saved checkpoint .{0,800}@ (?P<step>\d+) updates.{0,80}writing took (?P<seconds>[\d.]+) seconds",
+        "checkpoint_end",
+        "fairseq",
+    ),
+    _row(
+        "Loaded checkpoint",
+        r"^Loaded checkpoint .{0,800}\(epoch \d+ @ (?P<step>\d+) updates\)",
+        "resume",
+        "fairseq",
+    ),
     # common wordings
     _row("aving checkpoint", rf"^\s*[Ss]aving checkpoint\b(?:.{{0,400}}?{_AT})?", "checkpoint_start"),
     _row("aved checkpoint", rf"^\s*[Ss]aved checkpoint\b(?:.{{0,400}}?{_AT})?", "checkpoint_end"),
@@ -136,10 +176,28 @@ _TABLE: tuple[_Row, ...] = (
     _row("raining", r"^\s*Training (?:is )?(?:complete|completed|finished|done)[.!]*$", "phase:finished"),
 )
 
+# One of these is in whatever a row matches; most lines have none.
+_STEMS = (
+    "heckpoint",
+    "raining",
+    "verflow",
+    "OVERFLOW",
+    "ompil",
+    "unning ",
+    "Resum",
+    "Restored",
+    "Trainer.fit",
+    "exiting program",
+    "torch distributed",
+    "global step",
+)
+
 
 def announcement(line: Line, context: Context) -> Event | None:
     """Return what *line* announces, and remember where the run is."""
     text = line.text
+    if not any(stem in text for stem in _STEMS):
+        return None
     for row in _TABLE:
         if row.hint not in text:
             continue

@@ -12,8 +12,8 @@ from tocsin_exporter.parser.values import duration, integer, number
 __all__ = ["keras", "progress", "read_bar"]
 
 _BAR = re.compile(
-    r"^(?P<head>[^|\r]{0,160}?)(?P<percent>\d{1,3})%\|(?P<drawn>[^|]*)\|\s*"
-    r"(?P<step>\d+)/(?P<total>\d+)\s*\[(?P<times>[\d:?]+<[\d:?, a-z]+?),\s*"
+    r"^(?P<head>[^|\r]{0,160}?)(?:(?P<percent>\d{1,3})%)?\|(?P<drawn>[^|]*)\|\s*"
+    r"(?P<step>\d+)/(?P<total>\d+|\?)\s*\[(?P<times>[\d:?]+<[\d:?, a-z]+?|[\d:?]+),\s*"
     r"(?P<rate>[\d.]+|\?)\s*(?P<unit>it/s|s/it|step/s|s/step|steps/s|batch/s|s/batch)(?P<rest>.*)$"
 )
 _EPOCH = re.compile(r"^Epoch\s+(\d+)(?:/(\d+|-\d+))?\b")
@@ -46,7 +46,7 @@ def _seconds(rate: str, unit: str) -> float | None:
 def read_bar(text: str) -> Bar | None:
     """Return the position of a bare training bar, or None."""
     match = _BAR.match(text)
-    if not match or not _TRAINING_HEAD.match(match["head"]):
+    if not match or match["total"] == "?" or not _TRAINING_HEAD.match(match["head"]):
         return None
     return Bar(int(match["step"][:15]), int(match["total"][:15]), _seconds(match["rate"], match["unit"]))
 
@@ -54,13 +54,14 @@ def read_bar(text: str) -> Bar | None:
 def progress(line: Line, context: Context) -> Event | None:
     """Return the step that a training bar shows, with the figures behind it."""
     text = line.text
-    if "%|" not in text:
-        return None
+    if "%|" not in text and "/? [" not in text:
+        return _drawn(line) if "━" in text else None
     match = _BAR.match(text)
     if not match:
         return None
     step, total = integer(match["step"]), integer(match["total"])
-    if not step or not total:
+    # Only Lightning shows an epoch of unknown length.
+    if not step or not (total or text.startswith("Epoch ")):
         return None
     fields = dict(_POSTFIX.findall(match["rest"]))
     loss = next((value for key in _LOSSES if (value := number(fields.get(key))) is not None), None)
@@ -84,7 +85,7 @@ def progress(line: Line, context: Context) -> Event | None:
         if head.startswith("Steps") or "step_loss" in fields:
             framework = "diffusers"
         bare = not head and loss is None
-        if bare and total < _SAMPLER_STEPS and not context.announced:
+        if bare and total is not None and total < _SAMPLER_STEPS and not context.announced:
             return None
         if bare and context.evaluating:
             return None
@@ -106,12 +107,52 @@ def progress(line: Line, context: Context) -> Event | None:
     )
 
 
+_RICH = re.compile(
+    r"^Epoch (?P<epoch>\d+)/-?\d+\s+[━╸╺ ]+(?P<step>\d+)/(?P<total>\d+)\s+[\d:]+ • [\d:-]+\s+"
+    r"(?P<rate>[\d.]+)(?P<unit>it/s)(?P<rest>.*)$"
+)
+_RICH_FIELD = re.compile(r"([A-Za-z][\w/.]*): (\S+)")
+_ULTRALYTICS = re.compile(
+    r"^\s*(?P<epoch>\d+)/\d+\s+[\d.]+[GM]\s[\s\d.]*:\s*\d{1,3}%\s*[━─╸╺]+\s+"
+    r"(?P<step>\d+)/(?P<total>\d+)\s+(?P<rate>[\d.]+)(?P<unit>it/s|s/it)\b"
+)
+
+
+def _drawn(line: Line) -> Event | None:
+    """Return the step of a bar of heavy lines: Lightning's Rich bar, the newer one of Ultralytics."""
+    rich = _RICH.match(line.text)
+    match = rich or _ULTRALYTICS.match(line.text)
+    if not match:
+        return None
+    fields = dict(_RICH_FIELD.findall(rich["rest"])) if rich else {}
+    return Event(
+        "step",
+        line.number,
+        framework="lightning" if rich else "ultralytics",
+        rank=line.rank,
+        local_rank=line.local_rank,
+        step=integer(match["step"]),
+        total_steps=integer(match["total"]),
+        epoch=number(match["epoch"]),
+        loss=next((value for key in _LOSSES if (value := number(fields.get(key))) is not None), None),
+        step_seconds=_seconds(match["rate"], match["unit"]),
+    )
+
+
 _KERAS = re.compile(
-    r"^\s*(?P<step>\d+)/(?P<total>\d+)\s+(?:\[[=>. ]*\]|[━╸╺─ \x08]+|-)?\s*"
+    r"^\s*(?P<step>\d+)/(?P<total>\d+|Unknown)\s+(?:\[[=>. ]*\]|[━╸╺─ \x08]+|-)?\s*"
     r"(?:-\s*)?(?:ETA:\s*)?[\d:]+(?:s|m|h)?\s*(?:-\s*)?(?:(?P<each>[\d.]+\s*(?:us|µs|ms|s))/(?:step|epoch))?\s*-\s+(?P<rest>.*)$"
 )
 _KERAS_EPOCH = re.compile(r"^Epoch (\d+)/(\d+)\s*$")
 _KERAS_FIELD = re.compile(r"(?:^| - )([\w/]+):\s*(\S+)")
+
+
+_EACH = re.compile(r" - (\d{1,12}(?:\.\d+)?(?:us|ms|s))/step\b")
+
+
+def _each(text: str) -> str | None:
+    found = _EACH.search(text)
+    return found.group(1) if found else None
 
 
 def keras(line: Line, context: Context) -> Event | None:
@@ -141,5 +182,5 @@ def keras(line: Line, context: Context) -> Event | None:
         epoch=context.epoch,
         loss=loss,
         learning_rate=number(fields.get("learning_rate") or fields.get("lr")),
-        step_seconds=duration(match["each"]),
+        step_seconds=duration(match["each"] or _each(match["rest"])),
     )

@@ -17,7 +17,7 @@ _HEAD = re.compile(
     r"\[?(?:batch|iteration)=(?P<step>\d+)(?:/(?P<total>\d+))?\]"
     r"(?:\[token=\d+(?:/\d+)?\])?:\s*$"
 )
-_METRIC = re.compile(r"^\s+(?:Train|Eval) (?P<key>[\w./@-]+): (?P<value>\S+)\s*$")
+_METRIC = re.compile(r"^\s+(?P<kind>Train|Eval) (?P<key>[\w./@-]+): (?P<value>\S+)\s*$")
 _MOST_KEYS = 500
 
 
@@ -53,13 +53,14 @@ def block(line: Line | None, context: Context) -> tuple[Event | None, bool]:
         return None, False
     match = _METRIC.match(line.text) if line is not None else None
     if match and len(context.block_keys) < _MOST_KEYS:
-        context.block_keys[match["key"]] = match["value"]
+        kind = "Eval " if match["kind"] == "Eval" else ""
+        context.block_keys[kind + match["key"]] = match["value"]
         return None, True
     event, keys = context.block, context.block_keys
     context.block, context.block_keys = None, {}
-    if event.event == "eval":
+    if event.event == "eval" or (keys and all(key.startswith("Eval ") for key in keys)):
         loss = next((number(v) for k, v in keys.items() if "CrossEntropy" in k or k.endswith("/loss")), None)
-        return (replace(event, loss=loss) if loss is not None else None), False
+        return (replace(event, event="eval", loss=loss) if loss is not None else None), False
     loss = next(
         (v for k in ("loss/train/total", "loss/train") if (v := number(keys.get(k))) is not None), None
     )

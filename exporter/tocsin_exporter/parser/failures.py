@@ -14,7 +14,8 @@ _OOM = re.compile(
     r"\bOutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|HIP out of memory"
     r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|RESOURCE_EXHAUSTED: (?:Out of memory|.{0,400}[Aa]llocat)"
-    r"|OOM when allocating tensor"
+    r"|OOM when allocating tensor|CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"
+    r"|Cuda failure (?:\d{1,6} )?'out of memory'"
 )
 _WATCHDOG = re.compile(
     r"[Ww]atchdog caught collective operation timeout|ProcessGroupNCCL's watchdog got stuck"
@@ -66,7 +67,7 @@ def failure(line: Line, context: Context) -> Event | None:
 
 
 def _kind(text: str) -> str | None:
-    if ("emory" in text or "MEMORY" in text or "OOM" in text) and _OOM.search(text):
+    if ("emory" in text or "MEMORY" in text or "OOM" in text or "ALLOC_FAILED" in text) and _OOM.search(text):
         return "oom"
     if "atchdog" in text and _WATCHDOG.search(text):
         return "watchdog_timeout"

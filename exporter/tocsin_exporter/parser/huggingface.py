@@ -32,6 +32,9 @@ def huggingface(line: Line, context: Context) -> Event | None:
     start = text.find("{")
     if start < 0 or "}" not in text or ("oss" not in text and "_runtime" not in text):
         return None
+    if '"num_updates"' in text or '_num_updates"' in text:
+        # fairseq prints dictionaries too.
+        return None
     fields = pairs(text[start:])
     if "train_runtime" in fields:
         return _finished(line, fields)

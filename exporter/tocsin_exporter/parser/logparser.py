@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tocsin_exporter.parser import composer
 from tocsin_exporter.parser.announce import announcement
 from tocsin_exporter.parser.bars import keras, progress, read_bar
-from tocsin_exporter.parser.clean import Line, clean
+from tocsin_exporter.parser.clean import MAX_LINE, Line, clean
 from tocsin_exporter.parser.context import Context
 from tocsin_exporter.parser.event import Event
 from tocsin_exporter.parser.failures import failure, transport
@@ -37,17 +39,25 @@ _LONGEST_RECORD = 16384
 _MOST_RANKS = 4096
 
 
+_CRI = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:\d\d) std(?:out|err) ([FP]) ")
+_JSON_FILE = b'{"log":"'
+
+
 class LogParser:
     """Parser of one stream. Feeding never raises, whatever the bytes are."""
 
     def __init__(self) -> None:
         self._number = 0
+        self._partial = b""
         self._contexts: dict[tuple[int | None, int | None], Context] = {}
 
     def feed(self, raw: bytes) -> Iterator[Event]:
         """Yield the events that *raw*, one line, completes; a record over several lines comes late."""
         self._number += 1
-        line = clean(raw, self._number)
+        whole = self._container(raw)
+        if whole is None:
+            return
+        line = clean(whole, self._number)
         if len(line.text) > _LONGEST_RECORD:
             line = replace(line, text=line.text[:_LONGEST_RECORD])
         key = (line.rank, line.local_rank)
@@ -69,6 +79,25 @@ class LogParser:
             if event is not None:
                 yield self._known(event, context)
                 return
+
+    def _container(self, raw: bytes) -> bytes | None:
+        """Return what a container runtime's record holds; None while its line is not complete."""
+        match = _CRI.match(raw)
+        if match:
+            text, last = raw[match.end() :], match[1] == b"F"
+        elif raw.startswith(_JSON_FILE):
+            try:
+                text = json.loads(raw)["log"].encode(errors="replace")
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                return raw
+            last = text.endswith(b"\n")
+        else:
+            return raw
+        self._partial = (self._partial + text.rstrip(b"\n"))[:MAX_LINE]
+        if not last:
+            return None
+        whole, self._partial = self._partial, b""
+        return whole
 
     def flush(self) -> Iterator[Event]:
         """Yield what waits for more lines at the end of the stream."""

@@ -138,7 +138,8 @@ _TABLE: tuple[_Row, ...] = (
         "deepspeed",
         "skipped=",
         _compile(
-            r"(?:\[Rank (?P<rank>\d+)\] )?step=NUM(step), skipped=NUM(skipped), lr=\[?(?:NUM(learning_rate))?"
+            r"(?:\[Rank (?P<rank>\d+)\] )?step=NUM(step), skipped=NUM(skipped), "
+            r"lr=\[?(?:np\.float\d*\()?(?:NUM(learning_rate))?"
         ),
     ),
     _Row(
@@ -152,6 +153,15 @@ _TABLE: tuple[_Row, ...] = (
         _compile(
             r"steps: NUM(step) loss: NUM(loss) (?:lr: NUM(learning_rate) )?iter time \(s\): NUM(step_seconds)"
         ),
+    ),
+    _Row(
+        "verl",
+        "- val",
+        _compile(
+            r"^\s*step:(?P<step>\d+) - (?!.{0,16000}(?:actor/|perf/throughput|train/loss))"
+            r"val(?:/loss:(?:np\.float\d*\()?NUM(loss)|[\w-]*/)"
+        ),
+        event="eval",
     ),
     _Row("verl", "step:", re.compile(r"^\s*step:(?P<step>\d+) - (?=\S+/\S+:)"), more=_verl),
     _Row(
@@ -178,8 +188,20 @@ _TABLE: tuple[_Row, ...] = (
     _Row(
         "fairseq",
         "num_updates",
-        re.compile(r"\btrain_inner\b|^\{\"epoch\": (?P<epoch>\d+), \"update\""),
+        re.compile(
+            r"\btrain_inner\b(?:.{0,40}?\bepoch\"?:? (?P<epoch>\d+))?"
+            r"|^\{\"epoch\": (?P<bare>\d+), \"update\""
+        ),
         more=_fairseq,
+    ),
+    _Row(
+        "fairseq",
+        '"valid_loss"',
+        _compile(
+            r"\"epoch\": NUM(epoch), \"valid_loss\": \"?NUM(loss)"
+            r"(?:.{0,800}?\"valid_num_updates\": \"?NUM(step))?"
+        ),
+        event="eval",
     ),
     _Row(
         "fairseq",
