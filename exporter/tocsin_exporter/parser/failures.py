@@ -79,7 +79,7 @@ def _kind(text: str) -> str | None:
 
 
 _NETWORK = re.compile(r"NCCL INFO (?:.{0,400}: )?Using network (\S.{0,400})$")
-_CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? ?: .{0,400}?-> .{0,400}?\bvia (\S.{0,400})$")
+_CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? ?: [^>]{0,200}-> [^>]{0,200}?\bvia (\S.{0,400})$")
 _PATHS = (("P2P", "p2p"), ("SHM", "shm"), ("NVLS", "nvls"))
 
 
