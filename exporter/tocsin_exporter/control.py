@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 LONGEST_SECONDS = 3600.0
 _MOST_BYTES = 4096
 _PATIENCE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.5
 # Giving handles back takes the driver's time, and a child that hangs is waited for before it is killed.
 _ANSWER_SECONDS = 30.0
 _CREDENTIALS = struct.Struct("3i")
@@ -129,6 +130,8 @@ class ControlServer:
 
     def start(self) -> None:
         """Take up what was asked before a restart, then listen; call before the devices are read."""
+        # Also where nobody can ask any more: the reset that was announced may be going on.
+        self._recall()
         try:
             self.problem = self._listen()
         except OSError as err:
@@ -136,7 +139,6 @@ class ControlServer:
         if self.problem:
             log.warning("no control socket, quiesce is not available: %s", self.problem)
             return
-        self._recall()
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
 
@@ -156,18 +158,24 @@ class ControlServer:
 
     def _listen(self) -> str:
         folder = self._path.parent
+        # Made first and looked at then: what somebody else made in between is not taken for ours.
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
         if problem := usable_folder(folder):
             return problem
-        folder.mkdir(mode=0o700, exist_ok=True)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             if self._path.exists():
+                # One that is too busy to answer is there all the same.
+                listening.settimeout(_PATIENCE_SECONDS)
                 with contextlib.suppress(ConnectionRefusedError):
-                    listening.connect(os.fspath(self._path))
+                    with contextlib.suppress(TimeoutError):
+                        listening.connect(os.fspath(self._path))
                     listening.close()
                     return f"another exporter answers at {self._path}"
                 # Left behind by one that was killed.
                 self._path.unlink()
+                listening.settimeout(None)
             listening.bind(os.fspath(self._path))
             self._path.chmod(0o600)
             listening.listen(8)
@@ -182,9 +190,15 @@ class ControlServer:
             try:
                 connection, _ = listening.accept()
             except OSError as err:
-                if self._socket is not None:
-                    log.error("control socket failed: %s", err.strerror)
-                return
+                if self._socket is None:
+                    return
+                # A client that left, or no descriptors for now: the next one may have more luck.
+                if self.problem != (problem := f"{self._path}: {err.strerror}"):
+                    self.problem = problem
+                    log.error("control socket failed, trying again: %s", err.strerror)
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            self.problem = ""
             with connection:
                 try:
                     self._converse(connection)
@@ -255,10 +269,13 @@ class ControlServer:
         try:
             descriptor = os.open(self._memo, os.O_RDONLY | os.O_NOFOLLOW)
             with os.fdopen(descriptor, "rb") as file:
+                if not _trusted(os.fstat(descriptor).st_uid):
+                    log.warning("what was asked before the restart is not root's, ignored: %s", self._memo)
+                    return
                 until = float(json.loads(file.read(_MOST_BYTES))["until"])
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError) as err:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as err:
             log.warning("what was asked before the restart cannot be read: %s: %s", self._memo, err)
             return
         left = min(until - self._wall(), LONGEST_SECONDS)

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -15,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.exporter.running import Running
 
+from tocsin_exporter import control
 from tocsin_exporter.control import ControlError, ControlServer, ask, usable_folder
 from tocsin_lab.sim.layout import Node
 
@@ -308,6 +310,7 @@ def test_a_socket_that_is_answered_is_left_to_its_owner(listening: tuple[Path, D
         pytest.param("{}", None, id="no time"),
         pytest.param('{"until": "soon"}', None, id="no number"),
         pytest.param("nonsense", None, id="no JSON"),
+        pytest.param('{"until": 1' + "0" * 400 + "}", None, id="longer than any number"),
     ],
 )
 def test_what_was_asked_before_a_restart(tmp_path: Path, memo: str, expected: float | None) -> None:
@@ -323,6 +326,51 @@ def test_what_was_asked_before_a_restart(tmp_path: Path, memo: str, expected: fl
 
     assert server.problem == ""
     assert [] == devices.asked if expected is None else [pytest.approx(expected, abs=50)] == devices.asked
+
+
+def test_what_was_asked_holds_where_nobody_can_ask_any_more(tmp_path: Path) -> None:
+    """A folder that was opened to others in the meantime takes the socket, not the reset's peace."""
+    folder = tmp_path / "c"
+    folder.mkdir(mode=0o755)
+    (folder / "socket.quiesced").write_text(json.dumps({"until": time.time() + 100}))
+    devices = Devices()
+    server = ControlServer(folder / "socket", devices)
+    server.start()
+
+    assert "chmod 700" in server.problem
+    assert 1 == len(devices.asked)
+
+
+def test_a_socket_that_fails_for_a_while_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor for one client must not end quiesce for good."""
+    monkeypatch.setattr(control, "_PAUSE_SECONDS", 0.05)
+    server = ControlServer(tmp_path / "c" / "socket", Devices())
+    server.start()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as client:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            # The kernel set a descriptor aside for this one when the waiting began; there is none for the next.
+            client.connect(os.fspath(tmp_path / "c" / "socket"))
+            client.close()
+            until(lambda: "Too many open files" in server.problem)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    until(lambda: ask(tmp_path / "c" / "socket", {"command": "status"})["ok"])
+    assert "" == server.problem
+    server.stop()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until it holds; fail when it never does."""
+    for _ in range(400):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never held")
 
 
 def test_handles_that_are_not_given_back_are_told(listening: tuple[Path, Devices]) -> None:
