@@ -141,11 +141,6 @@ PLAIN: dict[str, Callable[[int], socket.socket]] = {
     "resting after a request": _kept_alive,
     "never reading": _never_reading,
 }
-OVER_TLS: dict[str, Callable[[int], socket.socket]] = {
-    "no byte": _raw,
-    "half a greeting": lambda port: _raw(port, GREETING),
-    "a greeting and nothing more": lambda port: _raw(port, _greeting()),
-}
 
 
 @functools.cache
@@ -156,6 +151,13 @@ def _greeting() -> bytes:
     with contextlib.suppress(ssl.SSLWantReadError):
         client.do_handshake()
     return outgoing.read()
+
+
+OVER_TLS: dict[str, Callable[[int], socket.socket]] = {
+    "no byte": _raw,
+    "half a greeting": lambda port: _raw(port, GREETING),
+    "a greeting and nothing more": lambda port: _raw(port, _greeting()),
+}
 
 
 @contextmanager
