@@ -195,6 +195,18 @@ def test_no_library_is_a_reason(
     assert "--nvml.library" in error.detail
 
 
+def test_a_program_that_this_user_may_not_run_is_a_lack_of_rights(
+    start: Callable[..., NvmlSource], tmp_path: Path
+) -> None:
+    """A child that cannot be started for want of rights is no bad data."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\n")
+    source = start(command=(str(program),))
+    source.read_once()
+
+    assert "no_permission" == reason(source)
+
+
 def test_one_hanging_device_does_not_hide_the_others(start: Callable[..., NvmlSource]) -> None:
     """The devices that answer are read in every cycle, the one that hangs is left alone for a while."""
     hangs_at_1 = """

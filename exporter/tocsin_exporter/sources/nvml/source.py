@@ -360,7 +360,8 @@ class NvmlSource(PollingSource[NvmlReading]):
                 self._child = Child(self._command)
             except OSError as err:
                 self._pause()
-                raise _broken(f"cannot be started: {err}") from err
+                reason = "no_permission" if isinstance(err, PermissionError) else "bad_data"
+                raise _broken(f"cannot be started: {err}", reason) from err
         child = self._child
         patient = now + min(_START_PATIENCE, self._start_seconds)
         try:
@@ -537,8 +538,8 @@ class NvmlSource(PollingSource[NvmlReading]):
         self._failures += 1
 
 
-def _broken(what: str) -> RefusedError:
-    return RefusedError("bad_data", "bad_data", f"the NVML child {what}")
+def _broken(what: str, reason: str = "bad_data") -> RefusedError:
+    return RefusedError(reason, reason, f"the NVML child {what}")
 
 
 def _same(call: Call, other: Call | None) -> bool:
