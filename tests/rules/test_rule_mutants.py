@@ -16,9 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = yaml.safe_load(Path(__file__).with_name("mutants.yaml").read_text(encoding="utf-8"))
 CASES = load()
 
-pytestmark = pytest.mark.long
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant["name"]))
+def test_a_mutant_names_one_case(mutant: dict[str, Any]) -> None:
+    named = [case.name for case in CASES if case.name.startswith(mutant["notices"])]
+
+    assert len(named) == 1, named
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: str(mutant["name"]))
 def test_a_case_notices(mutant: dict[str, Any], promtool: Path, tmp_path: Path) -> None:
     """A mutant that its case accepts is a threshold that nothing holds."""
