@@ -172,6 +172,7 @@ def test_ctrl_c_leaves_no_process_and_no_mount(started: Started, mounts_before: 
     assert "nothing is left running" in started.output.read_text()
 
 
+@pytest.mark.long
 def test_down_cleans_up_after_a_killed_lab(tmp_path: Path) -> None:
     lab = _start(tmp_path)
     below = procs.descendants(lab.process.pid)

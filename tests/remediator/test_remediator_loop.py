@@ -54,6 +54,7 @@ def test_a_dead_rank_is_restarted_once_after_approval_and_the_fix_is_verified(
     assert "approved by operator" in case
 
 
+@pytest.mark.long
 def test_a_slow_gpu_is_left_by_its_rank_when_the_page_is_used(site: Site, helpers: type[Helpers]) -> None:
     """
     The approve button sends the plan that was shown; the scheduler gets exactly rank and GPU.
@@ -84,6 +85,7 @@ def test_a_slow_gpu_is_left_by_its_rank_when_the_page_is_used(site: Site, helper
     assert ["move-rank", "--job", site.job.id, "--rank", "2", "--avoid-gpu", GPU] == call[:7]
 
 
+@pytest.mark.long
 def test_killed_again_and_again_it_is_done_once(site: Site, helpers: type[Helpers]) -> None:
     """
     Approved while the server is down, kill -9 while the action runs, kill -9 while verifying: after
@@ -114,6 +116,7 @@ def test_killed_again_and_again_it_is_done_once(site: Site, helpers: type[Helper
     assert verifying["facts"]["progress"]["since"] == done["facts"]["progress"]["since"]
 
 
+@pytest.mark.long
 def test_asked_to_end_it_does_not_wait_for_the_action_nor_end_it(site: Site, helpers: type[Helpers]) -> None:
     """
     SIGTERM while an action runs: the program is gone before the action, which is then carried out.
@@ -160,6 +163,7 @@ def test_an_action_that_cannot_be_asked_about_goes_to_a_person(site: Site, helpe
     assert 1 == len(site.calls())
 
 
+@pytest.mark.long
 def test_a_dead_signal_is_no_success(site: Site, helpers: type[Helpers]) -> None:
     """
     The exporter dies after the action: the verdict row goes, `resolved` arrives, and still the fix
