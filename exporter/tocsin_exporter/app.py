@@ -31,16 +31,18 @@ from tocsin_exporter.exposition import DroppedLabels, Exposition
 from tocsin_exporter.identity.kubelet import KubeletSource
 from tocsin_exporter.identity.resolver import Resolver
 from tocsin_exporter.identity.software import SoftwareSource
+from tocsin_exporter.life import Life
 from tocsin_exporter.registry import CollectorSet
 from tocsin_exporter.sources import procfs
 from tocsin_exporter.sources.bpf import BpfSource
 from tocsin_exporter.sources.host import HostSource
-from tocsin_exporter.sources.kmsg import KmsgSource
+from tocsin_exporter.sources.kmsg import KernelEvent, KmsgSource
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.model import NvmlReading, address_of
 from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.output import OutputSource
 from tocsin_exporter.sources.pcie import PcieSource
+from tocsin_exporter.sources.rank_host import RankHostSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile
 from tocsin_exporter.web.stats import WebStats
@@ -70,6 +72,7 @@ class App:
     fabric: FabricSource
     pcie: PcieSource
     host: HostSource
+    rank_host: RankHostSource
     bpf: BpfSource | None
     parts: tuple[_Part, ...]
     web: WebStats
@@ -85,7 +88,7 @@ class App:
     def wait_first(self, timeout: float) -> None:
         """Wait until every source has read once, well or badly, or *timeout* seconds have passed."""
         end = time.monotonic() + timeout
-        for source in (self.nvml, self.kmsg, self.fabric, self.pcie, self.host):
+        for source in (self.nvml, self.kmsg, self.fabric, self.pcie, self.host, self.rank_host):
             if source in self.parts:
                 source.wait_first(max(0.0, end - time.monotonic()))
 
@@ -210,10 +213,29 @@ def build(
         told=lambda: (device.pci for device in nvml.devices() if device.pci),
     )
     host_source = HostSource(config.procfs, interval, max_age, errors)
-    # The sinks need what comes after them, and the ledger the log's identity: those are bound below.
-    kmsg = KmsgSource(
-        config.kmsg, errors, lambda events, cursor: hub.on_log(events, cursor), max_age, wall=wall
+    rank_host = RankHostSource(
+        config.procfs,
+        config.sysfs,
+        interval,
+        max_age,
+        errors,
+        resolver,
+        devices=lambda: {int(each.gpu): each.pci for each in nvml.devices() if each.pci},
+        on_gpu=lambda: frozenset(pid for each in nvml.devices() for pid in each.pids or ()),
+        wall=wall,
+        clock=clock,
     )
+    life = Life(
+        resolver, wall, child_of=rank_host.rank_of_child, errors=errors, changed=lambda: attribution.keep()
+    )
+
+    def log_read(events: list[KernelEvent], cursor: int) -> None:
+        # Before the hub, which has the cursor written: who was killed is known by then.
+        life.on_log(events)
+        hub.on_log(events, cursor)
+
+    # The sinks need what comes after them, and the ledger the log's identity: those are bound below.
+    kmsg = KmsgSource(config.kmsg, errors, log_read, max_age, wall=wall)
     attribution = Attribution(
         resolver,
         StateFile(config.state),
@@ -223,7 +245,7 @@ def build(
         sysfs=config.sysfs,
         wall=wall,
         clock=clock,
-        extra=lambda: hub.saved(),
+        extra=lambda: {**hub.saved(), "ranks": life.saved()},
     )
     hub = EventHub(
         attribution.on_events,
@@ -233,6 +255,7 @@ def build(
         changed=nvml.poke,
     )
     hub.restore(attribution.restored, same_boot=attribution.same_boot)
+    life.restore(attribution.restored.get("ranks", ()))
     hub.follow(kmsg)
     if "gpu_events" in wanted:
         nvml.listen_events(hub.on_driver)
@@ -255,12 +278,24 @@ def build(
     resolver.subscribe(lambda _: nvml.poke(), attribution.on_left)
     resolver.subscribe(lambda _: None, lambda _: nvml.poke())
 
+    def alive(pid: int, start_ticks: int) -> bool:
+        found = procfs.process_stat(config.procfs, pid)
+        return found is not None and found.start_ticks == start_ticks and not found.ended
+
     bpf: BpfSource | None = None
     if config.ebpf_backend != "off" and wanted & {"cuda", "nccl", "output", "exits"}:
         bpf = BpfSource(resolver, errors, proc=config.procfs, wanted=wanted)
 
     output_source = OutputSource(resolver, errors, bpf, proc=config.procfs, clock=wall)
-    exit_facts = exits.build(bpf, resolver, output_source, wall)
+    exit_facts = exits.build(
+        bpf,
+        resolver,
+        output_source,
+        wall,
+        life=life,
+        alive=alive if attribution.same_boot else None,
+        gone_at=None if attribution.same_boot else procfs.boot_time(config.procfs),
+    )
 
     all_collectors: tuple[Collector, ...] = (
         gpu.build(nvml, attribution, resolver.holder_of),
@@ -272,7 +307,7 @@ def build(
         output.build(output_source, bpf),
         exit_facts,
         fabric.build(fabric_source, attribution),
-        host.build(host_source),
+        host.build(host_source, rank_host),
     )
     web = WebStats()
     own = _Own(
@@ -290,10 +325,11 @@ def build(
         # Before the sources, so that it still gives out what they bring while they stop.
         (hub, {"gpu_events"}),
         (nvml, {"gpu", "gpu_events", "pcie", "fabric"}),
-        (kmsg, {"gpu_events"}),
+        (kmsg, {"gpu_events", "exits"}),
         (fabric_source, {"fabric"}),
         (pcie_source, {"pcie"}),
         (host_source, {"host"}),
+        (rank_host, {"host"}),
         (kubelet, {"gpu", "identity"}),
         (software, {"identity"}),
     )
@@ -322,6 +358,7 @@ def build(
         fabric_source,
         pcie_source,
         host_source,
+        rank_host,
         bpf,
         tuple(parts),
         web,

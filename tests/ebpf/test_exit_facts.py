@@ -90,7 +90,7 @@ def test_an_end_is_counted_by_its_kind(status: int, kind: str, code: str, signal
     scene = Scene()
     scene.arrived(process(1))
 
-    scene.collector.ended(ExitEvent(process(1), status, 990.0))
+    scene.collector.life.ended(ExitEvent(process(1), status, 990.0))
     scene.left(process(1))
     scene.now += 60
 
@@ -132,10 +132,10 @@ def test_helpers_of_a_rank_come_and_go() -> None:
     scene = Scene()
     scene.arrived(process(1))
     scene.arrived(process(2))
-    scene.collector.ended(ExitEvent(process(2), 0, 990.0))
+    scene.collector.life.ended(ExitEvent(process(2), 0, 990.0))
     assert ZEROS == scene.counts()
 
-    scene.collector.ended(ExitEvent(process(1), 9, 995.0))
+    scene.collector.life.ended(ExitEvent(process(1), 9, 995.0))
 
     assert {**ZEROS, "signal": 1} == scene.counts()
 
@@ -146,7 +146,7 @@ def test_an_end_is_served_for_fifteen_minutes() -> None:
     """
     scene = Scene()
     scene.arrived(process(1))
-    scene.collector.ended(ExitEvent(process(1), 9, 1000.0))
+    scene.collector.life.ended(ExitEvent(process(1), 9, 1000.0))
     scene.now += 899
     assert [(1000.0, "", "9")] == scene.last()
 
@@ -162,7 +162,7 @@ def test_a_restarted_rank_keeps_counting() -> None:
     scene = Scene()
     for pid, status in ((1, 9), (2, 1 << 8)):
         scene.arrived(process(pid))
-        scene.collector.ended(ExitEvent(process(pid), status, 1000.0 + pid))
+        scene.collector.life.ended(ExitEvent(process(pid), status, 1000.0 + pid))
 
     assert {**ZEROS, "signal": 1, "error": 1} == scene.counts()
     assert [(1002.0, "1", "")] == scene.last()

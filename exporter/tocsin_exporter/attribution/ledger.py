@@ -118,6 +118,10 @@ class Attribution:
         """Wait until what was counted is on the disk and published; return whether it is."""
         return self._writer.flush(timeout)
 
+    def keep(self) -> None:
+        """Hear that what others keep in the same file has changed."""
+        self._writer.mark()
+
     def start(self) -> None:
         """Nothing to start: the ledger lives by what comes in."""
 

@@ -74,7 +74,7 @@ class OutputSource:
         self._clock = clock
         self._lock = threading.Lock()
         self._ranks: dict[Key, RankOutput] = {}
-        self._last_steps: dict[Key, tuple[int, float]] = {}
+        self._last: dict[Key, tuple[Training, float]] = {}
         self._failures: dict[Key, tuple[dict[str, int], float]] = {}
         self._leaving: dict[tuple[int, int], tuple[ProcessIdentity, float]] = {}
         self._streams: dict[tuple[int, int, int], _Stream] = {}
@@ -120,7 +120,15 @@ class OutputSource:
         """Return the last step of ranks that ended in the last 15 minutes."""
         with self._lock:
             self._settle()
-            return {key: step for key, (step, _) in self._last_steps.items()}
+            return {
+                key: training.step for key, (training, _) in self._last.items() if training.step is not None
+            }
+
+    def ended_training(self) -> dict[Key, Training]:
+        """Return the last state of ranks that printed steps and ended in the last 15 minutes."""
+        with self._lock:
+            self._settle()
+            return {key: training for key, (training, _) in self._last.items()}
 
     # processes
 
@@ -147,7 +155,7 @@ class OutputSource:
             if now - when > _LAST_LINES_SECONDS or (process.job_id, process.rank) == key:
                 del self._leaving[name]
                 self._end(process, when)
-        _forget(self._last_steps, now)
+        _forget(self._last, now)
         _forget(self._failures, now)
 
     def _end(self, process: ProcessIdentity, when: float) -> None:
@@ -168,7 +176,7 @@ class OutputSource:
             del self._ranks[key]
             self._failures[key] = (rank.training.failures, when)
             if rank.training.step is not None:
-                self._last_steps[key] = (rank.training.step, when)
+                self._last[key] = (rank.training, when)
 
     def _owner(self, process: ProcessIdentity, named: int | None) -> RankOutput | None:
         """
