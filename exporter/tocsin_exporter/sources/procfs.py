@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import signal
 import stat
 import time
 from dataclasses import dataclass
@@ -34,12 +35,19 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 ENVIRON_LIMIT = 128 << 10
 _PF_KTHREAD = 0x00200000
 _PF_EXITING = 0x00000004
+_PENDING = re.compile(rb"^SigPnd:\t([0-9a-fA-F]{1,32})$", re.MULTILINE)
+_KILL = 1 << signal.SIGKILL - 1
+_MOST_THREADS = 64
 _PRESSURE = re.compile(r"^(some|full) .*total=(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """Fields of /proc/PID/stat; ``start_ticks`` counts from boot, ``cpu_seconds`` is user and system time."""
+    """
+    Fields of /proc/PID/stat; ``start_ticks`` counts from boot, ``cpu_seconds`` is user and system time.
+
+    ``lives_on`` is true when only the first thread has ended and others go on.
+    """
 
     pid: int
     name: str
@@ -51,11 +59,12 @@ class ProcessStat:
     cpu_seconds: float
     resident_bytes: int
     exiting: bool = False
+    lives_on: bool = False
 
     @property
     def ended(self) -> bool:
         """A zombie runs no more; only its parent has not looked yet. On the way there its memory is gone."""
-        return self.exiting or self.state in "ZXx"
+        return (self.exiting or self.state in "ZXx") and not self.lives_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,7 @@ def process_stat(procfs: Path, pid: int) -> ProcessStat | None:
     if len(fields) < 22:
         return None
     try:
+        exiting = bool(int(fields[6]) & _PF_EXITING)
         return ProcessStat(
             pid=pid,
             name=name,
@@ -127,10 +137,31 @@ def process_stat(procfs: Path, pid: int) -> ProcessStat | None:
             kernel_thread=bool(int(fields[6]) & _PF_KTHREAD),
             cpu_seconds=(int(fields[11]) + int(fields[12])) / CLOCK_TICKS,
             resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-            exiting=bool(int(fields[6]) & _PF_EXITING),
+            exiting=exiting,
+            lives_on=(exiting or fields[0] == "Z") and int(fields[17]) > 1 and _lives_on(procfs, pid),
         )
     except ValueError:
         return None
+
+
+def _lives_on(procfs: Path, pid: int) -> bool:
+    """Say whether a thread goes on after the first; where a process ends as a whole each is to be killed."""
+    try:
+        others = [name for name in os.listdir(procfs / str(pid) / "task") if name != str(pid)]
+    except OSError:
+        return False
+    for name in others[:_MOST_THREADS]:
+        try:
+            fields = read_small(procfs / str(pid) / "task" / name / "stat", 4096).rpartition(b")")[2].split()
+            status = read_small(procfs / str(pid) / "task" / name / "status", 8192)
+        except SourceError:
+            continue
+        if len(fields) < 7 or fields[0] in b"ZXx" or not fields[6].isdigit() or int(fields[6]) & _PF_EXITING:
+            continue
+        pending = _PENDING.search(status)
+        if pending is not None and not int(pending[1], 16) & _KILL:
+            return True
+    return False
 
 
 def environment(procfs: Path, pid: int) -> dict[str, str]:
