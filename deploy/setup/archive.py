@@ -121,16 +121,26 @@ def debian_archive(sources: Sequence[Source], codename: str) -> Source | None:
     return None
 
 
-def source_line(archive: Source, suite: str, keyrings: Sequence[Path] = KEYRINGS) -> str:
+def source_line(
+    archive: Source, suite: str, keyrings: Sequence[Path] = KEYRINGS, component: str = "main"
+) -> str:
     """Return the one-line source of *suite* on *archive*, signed as the machine's own entry is."""
     keyring = archive.signed_by or next((str(path) for path in keyrings if path.is_file()), "")
     option = f"[signed-by={keyring}] " if keyring else ""
-    return f"deb {option}{archive.uri} {suite} main\n"
+    return f"deb {option}{archive.uri} {suite} {component}\n"
 
 
-def fetch(archive: Source, suite: str, packages: Sequence[str], work: Path, root: Path) -> None:
+def fetch(
+    archive: Source,
+    suite: str,
+    packages: Sequence[str],
+    work: Path,
+    root: Path,
+    *,
+    component: str = "main",
+) -> None:
     """
-    Unpack *packages* of *suite* into *root* with apt's lists and cache under *work*.
+    Unpack *packages* of *suite*'s *component* into *root* with apt's lists and cache under *work*.
 
     The system's own package state is neither read for decisions nor changed.
     Raises FetchError with apt's last words.
@@ -140,7 +150,7 @@ def fetch(archive: Source, suite: str, packages: Sequence[str], work: Path, root
     for folder in (lists / "partial", debs / "partial"):
         folder.mkdir(parents=True, exist_ok=True)
     listing = work / "suite.list"
-    listing.write_text(source_line(archive, suite), "utf-8")
+    listing.write_text(source_line(archive, suite, component=component), "utf-8")
     options = [
         *("-o", f"Dir::Etc::sourcelist={listing}"),
         *("-o", "Dir::Etc::sourceparts=/dev/null"),
