@@ -189,7 +189,7 @@ def _quota(folder: Path, *, v2: bool) -> float | None:
             return None
         return int(quota) / int(period)
     least, length = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-    return least / length if least and length and least > 0 else None
+    return least / length if least and length else None
 
 
 def _limit(folder: Path, *, v2: bool) -> int | None:
@@ -210,4 +210,4 @@ def _fields(path: Path) -> dict[str, int]:
 
 def _number(path: Path) -> int | None:
     text = _text(path).strip()
-    return int(text) if text.removeprefix("-").isdigit() and len(text) < 21 else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 21 else None
