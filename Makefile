@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 # Words after `--` for the programs behind a target: make up ARGS=--keep, make test ARGS='-k verdict'
 ARGS ?=
 
-.PHONY: help up test test-long setup setup-run python render lint golden bench bench-exporter bench-soak bpf wheel clean
+.PHONY: help up test test-long setup setup-run python render lint golden bench bench-exporter bench-soak bench-ebpf bpf wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,13 +46,16 @@ lint: setup ## ruff, mypy --strict, rendered files and manual pages up to date
 golden: setup ## rewrite the golden scrapes of the exporter from what it serves now
 	@TOCSIN_GOLDEN=write $(PY) -m pytest -q tests/exporter -k golden $(ARGS)
 
-bench: bench-exporter bench-soak ## every benchmark; the last line of each is JSON
+bench: bench-exporter bench-soak bench-ebpf ## every benchmark; the last line of each is JSON
 
 bench-exporter: setup ## the exporter's CPU, memory and scrape time beside others, and with a hung driver
 	@$(PY) -m bench.exporter $(ARGS)
 
 bench-soak: setup ## a day of the exporter's life in minutes: does it grow?
 	@$(PY) -m bench.exporter --soak $(ARGS)
+
+bench-ebpf: setup ## what a probed call costs, by kind and backend, beside no probes and bpftrace
+	@$(PY) -m bench.ebpf $(ARGS)
 
 bpf: setup ## build the BPF objects
 	@$(PY) -m tocsin_exporter.bpf.build
