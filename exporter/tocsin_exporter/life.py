@@ -186,7 +186,7 @@ class Life:
         known = self._by_pid.get(pid)
         if known is not None and _within(when, known[0].start_time, known[1]):
             return known[0].job_id, known[0].rank
-        for key, rank in self._ranks.items():
+        for key, rank in self._ranks.items() if known is None else ():
             # One of before the start, that ended while nobody looked.
             if rank.main is not None and rank.main[0] == pid:
                 end = rank.last[0] if rank.last is not None and rank.ended == rank.main[:2] else None
@@ -222,7 +222,9 @@ class Life:
         main = min(rank.living.values(), key=lambda each: (each.start_ticks, each.pid), default=process)
         rank.living.pop(name, None)
         rank.seen = self._clock()
-        if (main.pid, main.start_ticks) == name:
+        if (main.pid, main.start_ticks) != name:
+            rank.main = (main.pid, main.start_ticks, main.start_time)
+        else:
             self._end(rank, name, kind, when, code, signal, core=core)
 
     def _end(
