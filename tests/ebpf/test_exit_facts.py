@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,6 +172,102 @@ def test_a_restarted_rank_keeps_counting() -> None:
 
     assert {**ZEROS, "signal": 1, "error": 1} == scene.counts()
     assert [(1002.0, "1", "")] == scene.last()
+
+
+def test_a_core_dump_is_told(watch: Start, new_rank: Start, view: Any, tmp_path: Path) -> None:
+    """
+    A crash that left a core dump counts as one, a crash without is only a crash.
+    """
+    watched = watch(view)
+    collector = exits.build(watched.source, view, None)
+    collector.start()
+    for number, limit in enumerate(("unlimited", "0")):
+        within = f'ulimit -c {limit} && cd {tmp_path} && exec "$0" "$@"'
+        rank = new_rank(before=("sh", "-c", within))
+        view.add(rank.pid, rank=str(number))
+        rank.say("signal 11")
+        rank.wait()
+    if not list(tmp_path.iterdir()):
+        pytest.skip("no core dump is written here (ulimit -c, kernel.core_pattern)")
+    watched.until(lambda: len(watched.exits) == 2)
+    samples = {(each.family, each.labels[1]): each.value for each in collector.collect()}
+
+    assert [1, 0] == [samples["tocsin_rank_core_dumps_total", rank] for rank in "01"]
+
+
+# As many ranks as there are places, each a process that waits.
+MANY = """
+import os, signal, sys
+pids = []
+for _ in range(512):
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    pids.append(pid)
+print(*pids, flush=True)
+while pids:
+    pids.remove(os.wait()[0])
+"""
+
+
+@pytest.fixture
+def many() -> Iterator[tuple[list[int], Path]]:
+    """512 processes in one control group, and that group."""
+    base = next(
+        (
+            each
+            for each in map(Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"))
+            if (each / "cgroup.procs").exists()
+        ),
+        None,
+    )
+    group = (base or Path("/sys/fs/cgroup")) / f"tocsin-test-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        group.mkdir()
+    except OSError as err:
+        pytest.skip(f"no control group can be made here: {err}")
+    parent = subprocess.Popen([sys.executable, "-c", MANY], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        if not (group / "cgroup.kill").exists():
+            pytest.skip("this kernel kills no control groups (Linux 5.14)")
+        yield pids, group
+    finally:
+        with contextlib.suppress(OSError):
+            (group / "cgroup.kill").write_text("1")
+        parent.communicate(timeout=20)
+        for _ in range(100):
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                time.sleep(0.02)
+
+
+def test_the_end_of_a_whole_group_loses_nobody(many: tuple[list[int], Path], watch: Start, view: Any) -> None:
+    """
+    512 ranks that are killed at once are 512 ends by signal 9, none unknown.
+    """
+    pids, group = many
+    watched = watch(view)
+    collector = exits.build(watched.source, view, None)
+    collector.start()
+    for number, pid in enumerate(pids):
+        view.add(pid, rank=str(number))
+    (group / "cgroup.kill").write_text("1")
+    watched.until(lambda: len(watched.exits) == len(pids))
+    for pid in pids:
+        view.remove(pid)
+    samples = list(collector.collect())
+
+    ends = [each for each in samples if each.family == "tocsin_rank_exits_total" and each.value]
+    last = [each for each in samples if each.family == "tocsin_job_last_exit_timestamp_seconds"]
+    assert {(str(number), "signal") for number in range(512)} == {each.labels[1:] for each in ends}
+    assert {("", "9")} == {each.labels[2:] for each in last}
+    assert 512 == len(last)
 
 
 def test_turned_off_probes_say_so() -> None:
