@@ -61,11 +61,30 @@ class Processes:
             0,
             100,
         ]
-        (folder / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))} 0 0\n")
+        # And up to 52, with 39 the CPU and 42 the wait for I/O.
+        fields += [0] * 14 + [1, 0, 0, 25] + [0] * 10
+        (folder / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
         (folder / "cgroup").write_text(cgroup)
         (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in command))
         body = b"".join(f"{key}={value}".encode() + b"\0" for key, value in (environ or {}).items())
         (folder / "environ").write_bytes(body)
+
+    def run(self, pid: int, *, children: tuple[int, ...] = ()) -> None:
+        """Give a process one thread and what the kernel tells of where and how it runs."""
+        folder = self.root / str(pid)
+        thread = folder / "task" / str(pid)
+        thread.mkdir(parents=True, exist_ok=True)
+        for where in (folder, thread):
+            (where / "schedstat").write_text("2000000000 500000000 1200\n")
+        (thread / "stat").write_text((folder / "stat").read_text())
+        (thread / "children").write_text("".join(f"{child} " for child in children))
+        (folder / "status").write_text(
+            "Name:\tpython\nCoreDumping:\t0\nCpus_allowed_list:\t0-3\n"
+            "voluntary_ctxt_switches:\t1000\nnonvoluntary_ctxt_switches:\t7\n"
+        )
+        (folder / "limits").write_text(
+            "Limit  Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n"
+        )
 
     def remove(self, pid: int) -> None:
         """Take one process away."""

@@ -21,22 +21,25 @@ from tests.exporter.support import Processes, collector_set, series
 from tests.exporter.test_sysfs_ports import tree
 
 from tocsin_exporter.attribution import Attribution
-from tocsin_exporter.collectors import fabric, gpu, gpu_events, host, identity, pcie
+from tocsin_exporter.collectors import exits, fabric, gpu, gpu_events, host, identity, pcie
 from tocsin_exporter.collectors.base import Collector
 from tocsin_exporter.events import EventHub
 from tocsin_exporter.identity.resolver import Resolver
 from tocsin_exporter.kmsg.parse import Parser
+from tocsin_exporter.life import Life
+from tocsin_exporter.sources.bpf import ExitEvent
 from tocsin_exporter.sources.host import HostSource
 from tocsin_exporter.sources.kmsg import KernelEvent, KmsgSource
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.nvml.throttle import THROTTLE_REASONS
 from tocsin_exporter.sources.pcie import PcieSource
+from tocsin_exporter.sources.rank_host import RankHostSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile
 
 GOLDEN = Path(__file__).parent / "golden"
-NAMES = ("gpu", "gpu_events", "pcie", "identity", "fabric", "host")
+NAMES = ("gpu", "gpu_events", "pcie", "identity", "exits", "fabric", "host")
 # What a holder may cost per device, all collectors together.
 MOST_PER_HOLDER = 60
 
@@ -92,6 +95,7 @@ for line in sys.stdin:
 """
 
 LOG = (
+    "Memory cgroup out of memory: Killed process 12 (python) total-vm:1kB, anon-rss:1kB",
     "NVRM: Xid (PCI:0000:3b:00): 48, pid=11, name=python, An uncorrectable double bit error (DBE)",
     "NVRM: Xid (PCI:0000:3b:00): 45, pid=11, name=python, Ch 00000008 caused by previous Xid 48",
     "NVRM: Xid (PCI:0000:61:00): 31, pid=7, name=other, MMU Fault",
@@ -112,7 +116,27 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
            "TORCHELASTIC_RUN_ID": "demo", "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "pretrain", "SLURM_JOB_ACCOUNT": "ml"}  # fmt: skip
     processes.add(11, environ=job, cgroup="0::/system.slice/slurmstepd.scope/job_4711/step_0\n", start=500)
     processes.add(12, environ={**job, "RANK": "4"}, start=510)
+    # The rank has a data loader, and its job's control group two CPUs and a limit; GPU 0 is beside half its CPUs.
+    processes.add(13, parent=11, start=600, name="pt_data_worker")
+    processes.run(11, children=(13,))
+    processes.run(13)
     sysfs = tmp_path / "sys"
+    group = sysfs / "fs/cgroup/system.slice/slurmstepd.scope/job_4711"
+    (group / "step_0").mkdir(parents=True)
+    (sysfs / "fs/cgroup/cgroup.controllers").write_text("cpu memory\n")
+    for name, text in {
+        "cpu.max": "200000 100000",
+        "cpu.stat": "nr_periods 90\nnr_throttled 9\nthrottled_usec 4500000",
+        "memory.max": "4096000",
+        "memory.current": "4000000",
+        "memory.events": "max 3\noom_kill 1",
+        "step_0/memory.max": "max",
+        "step_0/memory.current": "3000000",
+        "step_0/memory.events": "max 0\noom_kill 1",
+        "step_0/memory.numa_stat": "anon N0=750000 N1=250000\nfile N0=0 N1=0",
+    }.items():
+        (group / name).write_text(text + "\n")
+    (processes.root / "sys/kernel/task_delayacct").write_text("1\n")
     files = {
         "port_rcv_data": "1000",
         "port_xmit_data": "500",
@@ -125,10 +149,18 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
     (sysfs / "class/infiniband/mlx5_1/ports/1/state").write_text("1: DOWN\n")
     # GPU 0 and an HCA share a switch whose root port heard of an error; the link of GPU 0 has half its lanes.
     top, upper = "0000:3a:00.0", "0000:3b:01.0"
-    function(sysfs, top, files={**PORT, **link(), **aer(), **ROOT, "aer_rootport_total_err_cor": 4}, bridge="pci0000:3a")
+    function(
+        sysfs,
+        top,
+        files={**PORT, **link(), **aer(), **ROOT, "aer_rootport_total_err_cor": 4},
+        bridge="pci0000:3a",
+    )
     function(sysfs, top, upper, files={**PORT, **link(), **aer(BadTLP=3, Timeout=1)}, bridge="pci0000:3a")
     function(sysfs, top, upper, "0000:3b:00.0", files={**GPU, **link(width=8), **aer()}, bridge="pci0000:3a")
     function(sysfs, top, upper, "0000:3c:00.0", files={**HCA, **link(), **aer()}, bridge="pci0000:3a")
+    place = (sysfs / "bus/pci/devices/0000:3b:00.0").resolve()
+    (place / "numa_node").write_text("0\n")
+    (place / "local_cpulist").write_text("0-1,8-9\n")
     # GPU 1 sleeps, GPU 2 answers with all ones; neither has a port above it that counts.
     function(sysfs, "0000:61:00.0", files={**GPU, **link()}, bridge="pci0000:61", status="suspended")
     function(sysfs, "0000:62:00.0", files={**GPU, **link("Unknown", 63)}, bridge="pci0000:62")
@@ -153,6 +185,11 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
     ports = FabricSource(sysfs, 5.0, 60.0, errors)
     functions = PcieSource(sysfs, 5.0, 60.0, errors)
     counters = HostSource(processes.root, 5.0, 60.0, errors)
+    sides = RankHostSource(
+        processes.root, sysfs, 5.0, 60.0, errors, resolver,
+        devices=lambda: {0: "0000:3b:00.0"}, wall=fixed, clock=fixed,
+    )  # fmt: skip
+    life = Life(resolver, fixed)
 
     def read() -> dict[str, Collector]:
         resolver.scan()
@@ -161,24 +198,29 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
         assert reading is not None
         resolver.note_devices({11: (0,)}, {"GPU-aaaa": 0})
         resolver.scan()
+        life.start()
         attribution.on_reading(reading)
         parser = Parser()
         found = [event for line in LOG for event in parser.feed(line)]
         hub.on_log([KernelEvent(event, 1700000800.5) for event in found], 3)
+        life.on_log(KernelEvent(event, 1700000800.5) for event in found)
         kmsg.latest.put(3)
         ports.listen(attribution.on_ports)
         ports.read_once()
         functions.read_once()
         counters.read_once()
+        life.ended(ExitEvent(next(who for who in resolver.living() if who.pid == 12), 9 | 0x80, 1700000801.0))
         processes.remove(12)
         resolver.scan()
+        sides.read_once()
         built: tuple[Collector, ...] = (
             gpu.build(nvml, attribution, resolver.holder_of),
             gpu_events.build(nvml, kmsg, attribution, hub),
             pcie.build(nvml, attribution, functions),
             identity.build(resolver, 60.0),
             fabric.build(ports, attribution),
-            host.build(counters),
+            host.build(counters, sides),
+            exits.build(None, resolver, None, fixed, life=life),
         )
         return {each.name: each for each in built}
 
