@@ -14,7 +14,7 @@ from tocsin_exporter.config import Config
 from tocsin_exporter.control import ControlError
 from tocsin_exporter.errors import CollectError, ExporterError, SourceError
 from tocsin_exporter.metrics import Tier
-from tocsin_exporter.sources import pcie, procfs, sysfs
+from tocsin_exporter.sources import pcie, procfs, rank_host, sysfs
 from tocsin_exporter.sources.bpf import doctor as bpf_doctor
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.model import Device, HungCall
@@ -43,6 +43,7 @@ def findings(config: Config) -> Iterator[Finding]:
     yield from _log(config)
     yield from _processes(config)
     yield from _host(config)
+    yield from _ranks(config)
     yield from _fabric(config)
     yield from _pcie(config)
     yield from _schedulers()
@@ -194,7 +195,10 @@ def _ebpf() -> Iterator[Finding]:
 
 
 def _log(config: Config) -> Iterator[Finding]:
-    cost = "no Xid, AER and link events; device faults are seen only when counters move"
+    cost = (
+        "no Xid, AER and link events, device faults are seen only when counters move;"
+        " kills for lack of memory are not joined to ranks"
+    )
     try:
         descriptor = os.open(config.kmsg, os.O_RDONLY | os.O_NONBLOCK)
         os.close(descriptor)
@@ -241,6 +245,11 @@ def _host(config: Config) -> Iterator[Finding]:
         None,
         "v2" if os.path.exists(config.sysfs / "fs/cgroup/cgroup.controllers") else "v1 or none",
     )
+
+
+def _ranks(config: Config) -> Iterator[Finding]:
+    for name, ok, detail, cost in rank_host.checks(config.procfs, config.sysfs):
+        yield Finding(name, ok, detail, cost)
 
 
 def _fabric(config: Config) -> Iterator[Finding]:

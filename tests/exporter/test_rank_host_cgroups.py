@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.exporter.rank_host_support import Scene, beside
 
+from tocsin_exporter.sources.rank_host import checks
 from tocsin_exporter.sources.rank_host.cgroups import CgroupReading, Cgroups, parse_paths
 
 REAL = Path("/sys/fs/cgroup")
@@ -187,6 +190,34 @@ def test_a_kernel_that_keeps_no_waits_has_none(tmp_path: Path) -> None:
     }
     assert {1} == {row.threads for row in rows}
     assert [None, None] == [row.workers for row in rows]
+
+
+def test_doctor_says_what_a_kernel_lacks(tmp_path: Path) -> None:
+    """Each lack has its cost and what to do; nothing is in order where nothing is there."""
+    assert [False] == [ok for _, ok, _, _ in checks(tmp_path, tmp_path)]
+    process(tmp_path / "proc", 1, cgroup="0::/pod\n", schedule="")
+    found = {
+        name: (ok, detail, cost) for name, ok, detail, cost in checks(tmp_path / "proc", tmp_path / "sys")
+    }
+
+    for name in ("run-queue waits", "I/O waits", "children of ranks", "limits of ranks"):
+        ok, detail, cost = found[name]
+        assert not ok, name
+        assert detail, name
+        assert cost, name
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="dropping rights needs root")
+def test_doctor_says_what_rights_are_lacking() -> None:
+    """An ordinary user is not told where others wait."""
+    script = (
+        "import os\nfrom pathlib import Path\nfrom tocsin_exporter.sources.rank_host import checks\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "print(*(ok for name, ok, *_ in checks(Path('/proc'), Path('/sys')) if name == 'where processes wait'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert "False\n" == done.stdout, done.stderr
 
 
 def process(
