@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -167,12 +168,29 @@ def _lives_on(procfs: Path, pid: int) -> bool:
 def environment(procfs: Path, pid: int) -> dict[str, str]:
     """Return the process's environment at its start; raises SourceError when it is not to be read."""
     found: dict[str, str] = {}
-    for entry in read_small(procfs / str(pid) / "environ", ENVIRON_LIMIT).split(b"\0"):
+    for entry in _environ(procfs, pid).split(b"\0"):
         name, equals, value = entry.partition(b"=")
         if equals and name:
             # The first wins, as getenv() has it.
             found.setdefault(name.decode("utf-8", "replace"), value.decode("utf-8", "replace"))
     return found
+
+
+def _environ(procfs: Path, pid: int) -> bytes:
+    try:
+        return read_small(procfs / str(pid) / "environ", ENVIRON_LIMIT)
+    except SourceError as err:
+        # The first thread may have ended, and its memory is shown no more; that of the others is the same.
+        if err.reason != "unsupported":
+            raise
+        try:
+            names = os.listdir(procfs / str(pid) / "task")
+        except OSError:
+            raise err from None
+        for name in names[:_MOST_THREADS]:
+            with contextlib.suppress(SourceError):
+                return read_small(procfs / str(pid) / "task" / name / "environ", ENVIRON_LIMIT)
+        raise
 
 
 def cgroup_paths(procfs: Path, pid: int) -> tuple[str, ...]:
