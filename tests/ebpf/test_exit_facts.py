@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -193,6 +194,27 @@ def test_a_core_dump_is_told(watch: Start, new_rank: Start, view: Any, tmp_path:
     samples = {(each.family, each.labels[1]): each.value for each in collector.collect()}
 
     assert [1, 0] == [samples["tocsin_rank_core_dumps_total", rank] for rank in "01"]
+
+
+def test_an_end_in_a_container_is_told(watch: Start, view: Any) -> None:
+    """
+    The end of a rank in a pid namespace of its own, where it is process 1, has its code and its pid out here.
+    """
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("namespaces need root and unshare")
+    watched = watch(view)
+    outside = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", "echo; read line; exit 3"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert outside.stdout is not None
+    outside.stdout.readline()
+    children = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
+    rank = view.add(int(children[0]))
+    outside.communicate(b"\n")
+    watched.until(lambda: bool(watched.exits))
+
+    assert [(rank, 3)] == [(event.process, event.code) for event in watched.exits]
 
 
 # As many ranks as there are places, each a process that waits.
