@@ -225,9 +225,13 @@ def build(
         wall=wall,
         clock=clock,
     )
-    life = Life(
-        resolver, wall, child_of=rank_host.rank_of_child, errors=errors, changed=lambda: attribution.keep()
-    )
+
+    def child_of(pid: int) -> tuple[str, str] | None:
+        """Return whose child a process is: by the tree at the last reading, else by what it has inherited."""
+        holder = resolver.holder_of(pid)
+        return rank_host.rank_of_child(pid) or ((holder.job_id, holder.rank) if holder else None)
+
+    life = Life(resolver, wall, child_of=child_of, errors=errors, changed=lambda: attribution.keep())
 
     def log_read(events: list[KernelEvent], cursor: int) -> None:
         # Before the hub, which has the cursor written: who was killed is known by then.

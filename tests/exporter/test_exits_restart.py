@@ -21,6 +21,10 @@ WAIT = "import sys; print(flush=True); sys.stdin.read()"
 ENDS = re.compile(
     r'^tocsin_rank_exits_total\{node="n",job_id="torchrun/again",rank="0",kind="(\w+)"\} (\d+)$', re.MULTILINE
 )
+KILLS = re.compile(
+    r'^tocsin_rank_oom_kills_total\{node="n",job_id="torchrun/again",rank="0",scope="(\w+)"\} (\d+)$',
+    re.MULTILINE,
+)
 
 
 class Exporter:
@@ -31,6 +35,7 @@ class Exporter:
         self._root = root
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
+        self._records = 0
 
     def start(self) -> None:
         with socket.socket() as probe:
@@ -60,6 +65,12 @@ class Exporter:
                     return text
             time.sleep(0.05)
         raise AssertionError(text + (self._root / "log").read_text())
+
+    def log(self, message: str) -> None:
+        """Write a record of the kernel."""
+        self._records += 1
+        with (self._root / "kmsg").open("a") as log:
+            log.write(f"6,{self._records},{int(time.monotonic() * 1e6)},-;{message}\n")
 
     def kill(self) -> None:
         if self._process is not None:
@@ -118,7 +129,12 @@ def test_an_end_while_the_exporter_was_away_is_not_lost(
     exporter.until(lambda text: ends(text) == {"ok": "0", "error": "0", "signal": "0", "unknown": "0"})
     while f"[{rank.pid}," not in (exporter.state.read_text() if exporter.state.exists() else ""):
         time.sleep(0.05)
+    exporter.log(
+        f"Memory cgroup out of memory: Killed process {rank.pid} (python) total-vm:1kB, anon-rss:1kB"
+    )
+    exporter.until(lambda text: KILLS.findall(text) == [("cgroup", "1"), ("global", "0")])
     exporter.kill()
+    exporter.log(f"Out of memory: Killed process {rank.pid} (python) total-vm:1kB, anon-rss:1kB")
     rank.send_signal(signal.SIGKILL)
     rank.wait(10)
     began = time.time()
@@ -129,6 +145,7 @@ def test_an_end_while_the_exporter_was_away_is_not_lost(
     assert last is not None
     assert began - 1 <= float(last[1]) <= time.time()
     assert {"ok": "0", "error": "0", "signal": "0", "unknown": "1"} == ends(text)
+    exporter.until(lambda text: KILLS.findall(text) == [("cgroup", "1"), ("global", "1")])
 
     start()
     exporter.until(

@@ -98,6 +98,9 @@ class Follow:
         found = proc.read_tasks(shared.procfs, pid, MOST_THREADS)
         status = proc.read_status(shared.procfs, pid)
         if status is None or not found.threads:
+            if proc.read_process(shared.procfs, pid) is not None:
+                # It is still there, and its files are closed to us or make no sense.
+                self.problems.append("bad_data")
             return None
         if not found.complete:
             self.problems.append("too_many_threads")

@@ -29,6 +29,7 @@ _STATUS = re.compile(
     re.MULTILINE,
 )
 _LIMIT = re.compile(rb"^Max open files\s+(\d{1,20})\s", re.MULTILINE)
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _SYMBOL = re.compile(rb"^[A-Za-z_][A-Za-z0-9_.]{0,63}$")
 
 
@@ -98,7 +99,7 @@ def _task(tid: int, stat: bytes, schedule: bytes) -> Task | None:
             major_faults=int(fields[9]),
             io_wait_seconds=int(fields[39]) / CLOCK_TICKS,
             threads=int(fields[17]),
-            resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+            resident_bytes=int(fields[21]) * _PAGE,
             wait_seconds=wait / 1e9 if kept else None,
             slices=slices if kept else None,
         )
@@ -117,7 +118,7 @@ def read_process(procfs: Path, pid: int) -> Task | None:
 def _schedule(path: str, folder: int | None = None) -> bytes:
     try:
         return _read(path, folder, 128)
-    except FileNotFoundError:
+    except OSError:
         return b""
 
 
