@@ -142,6 +142,7 @@ class Life:
         with self._lock:
             name = (process.pid, process.start_ticks)
             self._gone(process, self._clock())
+            self._bound()
             if process.rank and name not in self._told:
                 self._waiting[name] = (process, self._clock())
 
@@ -151,6 +152,7 @@ class Life:
             name = (event.process.pid, event.process.start_ticks)
             self._told[name] = event.when
             self._gone(event.process, event.when)
+            self._bound()
             self._waiting.pop(name, None)
             if event.signal:
                 core = bool(event.status & _CORE)
@@ -260,6 +262,11 @@ class Life:
                 key: replace(rank, counts=dict(rank.counts), kills=dict(rank.kills), killed=dict(rank.killed))
                 for key, rank in self._ranks.items()
             }
+
+    def _bound(self) -> None:
+        """Settle also while nobody scrapes."""
+        if max(len(self._waiting), len(self._told)) > 2 * _MOST_RANKS:
+            self._settle(self._clock())
 
     def _settle(self, now: float) -> None:
         """Decide on the processes that are gone and of whose end nobody told."""

@@ -77,6 +77,17 @@ def test_binding_is_told_against_the_gpu(scene: Scene, tmp_path: Path) -> None:
     assert {(1, 0)} == {(row.cpus_allowed, row.last_cpu) for row in rows.values()}
 
 
+def test_a_driver_that_answers_late_is_waited_for(scene: Scene, tmp_path: Path) -> None:
+    """Where the GPU is becomes known after the first reading: the next one tells."""
+    beside(tmp_path / "sys", "0000:3b:00.0", 0, "0-4095")
+    scene.rank(scene.script(WAIT).pid, "0", (0,))
+    assert scene.read().cpu_local is None
+
+    scene.devices = {0: "0000:3b:00.0"}
+
+    assert 1.0 == scene.read().cpu_local
+
+
 def test_without_word_from_the_firmware_nothing_is_local(scene: Scene, tmp_path: Path) -> None:
     """A GPU whose node is -1 and one whose files are missing say nothing of what lies beside them."""
     beside(tmp_path / "sys", "0000:3b:00.0", -1, "0-1")

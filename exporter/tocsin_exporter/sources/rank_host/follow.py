@@ -55,6 +55,7 @@ class Follow:
         self.children: dict[int, int] = {}
         self._slow_at = float("-inf")
         self._slow = True
+        self._gpus: tuple[str, ...] = ()
         self._beside = Beside()
         self._memory_local: float | None = None
         self._files_limit: int | None = None
@@ -104,8 +105,11 @@ class Follow:
             return None
         if not found.complete:
             self.problems.append("too_many_threads")
-        if self._slow:
-            self._read_slowly(shared)
+        # The driver may answer late, and tell who holds what later still.
+        named = tuple(shared.devices.get(index, "") for index in self.who.gpu_indices)
+        gpus = named if all(named) else ()
+        if self._slow or gpus != self._gpus:
+            self._read_slowly(shared, gpus)
         passed = 0.0 if self._read_at is None else now - self._read_at
         self._read_at = now
         threads = {(task.tid, task.start): task for task in found.threads}
@@ -149,12 +153,10 @@ class Follow:
             cgroup=shared.cgroups.read(self.place),
         )
 
-    def _read_slowly(self, shared: Shared) -> None:
-        pid = self.who.pid
-        self._files_limit = proc.open_files_limit(shared.procfs, pid)
-        devices = [shared.devices.get(index) for index in self.who.gpu_indices]
-        known = [pci for pci in devices if pci]
-        self._beside = beside(shared.sysfs, known) if known and len(known) == len(devices) else Beside()
+    def _read_slowly(self, shared: Shared, gpus: tuple[str, ...]) -> None:
+        self._gpus = gpus
+        self._files_limit = proc.open_files_limit(shared.procfs, self.who.pid)
+        self._beside = beside(shared.sysfs, gpus) if gpus else Beside()
         self._memory_local = None
         # Where several ranks share a group its memory is nobody's own.
         alone = self.place.innermost is not None and shared.groups.get(self.place.innermost) == 1
