@@ -79,9 +79,10 @@ class Processes:
         (thread / "stat").write_text((folder / "stat").read_text())
         (thread / "children").write_text("".join(f"{child} " for child in children))
         (folder / "status").write_text(
-            "Name:\tpython\nCoreDumping:\t0\nCpus_allowed_list:\t0-3\n"
+            "Name:\tpython\nCoreDumping:\t0\nCpus_allowed_list:\t0-3\nMems_allowed_list:\t0-1\n"
             "voluntary_ctxt_switches:\t1000\nnonvoluntary_ctxt_switches:\t7\n"
         )
+        (folder / "numa_maps").write_text("55d0 bind:0 file=/usr/bin/python mapped=1 N0=1\n")
         (folder / "limits").write_text(
             "Limit  Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n"
         )

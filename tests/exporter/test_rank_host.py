@@ -77,6 +77,36 @@ def test_binding_is_told_against_the_gpu(scene: Scene, tmp_path: Path) -> None:
     assert {(1, 0)} == {(row.cpus_allowed, row.last_cpu) for row in rows.values()}
 
 
+@pytest.mark.parametrize(
+    ("mode", "policy", "local"),
+    [
+        (0, ("default", ""), 0.0),
+        (2, ("bind", "0"), 0.0),
+        (3, ("interleave", "0"), 0.0),
+        (1, ("prefer", "0"), 0.0),
+    ],
+)
+def test_the_memory_policy_is_told(
+    mode: int, policy: tuple[str, str], local: float, scene: Scene, tmp_path: Path
+) -> None:
+    """By which rule memory is placed, against the GPU's node, which is another one here."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to look at the maps of others")
+    if not Path("/proc/self/numa_maps").exists():
+        pytest.skip("no memory policies in this kernel")
+    beside(tmp_path / "sys", "0000:3b:00.0", 7, "0-1")
+    scene.devices = {0: "0000:3b:00.0"}
+    script = (
+        "import ctypes, sys; nodes = ctypes.c_ulong(1); mode = int(sys.argv[1]);"
+        " failed = mode and ctypes.CDLL(None).syscall(238, mode, ctypes.byref(nodes), 64);"
+        " print(flush=True); sys.exit(1) if failed else sys.stdin.read()"
+    )
+    scene.rank(scene.script(script, str(mode)).pid, "0", (0,))
+    row = scene.read()
+
+    assert (policy, local) == (row.memory_policy, row.memory_nodes_local)
+
+
 def test_a_driver_that_answers_late_is_waited_for(scene: Scene, tmp_path: Path) -> None:
     """Where the GPU is becomes known after the first reading: the next one tells."""
     beside(tmp_path / "sys", "0000:3b:00.0", 0, "0-4095")
@@ -112,7 +142,7 @@ sys.stdin.read()
 """
     scene.rank(scene.script(busy).pid)
     scene.read()
-    row = scene.until(lambda row: (row.run_wait_seconds or 0) > 0.05)
+    row = scene.until(lambda row: (row.run_wait_seconds or 0) > 0.05 and row.last_run)
 
     assert row.first_run_wait_seconds is not None
     assert row.timeslices is not None
@@ -389,8 +419,8 @@ def test_the_series_of_a_rank_are_bounded(scene: Scene, waits: str, tmp_path: Pa
     possible = [*host._RANK.values(), *host._CGROUP.values(), *host._WORKERS.values()]
 
     assert set(own) <= set(FAMILIES)
-    # Beside those: two kinds of switches, six states, two waits and a stop.
-    assert len(set(possible)) + 2 + 6 + 2 + 1 <= MOST_HOST_SERIES
+    # Beside those: two kinds of switches, six states, two waits, a stop and the memory's policy.
+    assert len(set(possible)) + 2 + 6 + 2 + 1 + 1 <= MOST_HOST_SERIES
     assert 25 < len(own) <= MOST_HOST_SERIES
 
 

@@ -18,6 +18,7 @@ _RANK = {
     "cpu_local": "tocsin_rank_cpu_local_ratio",
     "ran_local": "tocsin_rank_ran_local_ratio",
     "memory_local": "tocsin_rank_memory_local_ratio",
+    "memory_nodes_local": "tocsin_rank_memory_nodes_local_ratio",
     "last_cpu": "tocsin_rank_last_cpu",
     "run_wait_seconds": "tocsin_rank_run_wait_seconds_total",
     "first_run_wait_seconds": "tocsin_rank_first_thread_run_wait_seconds_total",
@@ -109,6 +110,8 @@ def _rank(rank: RankHost) -> Iterator[Sample]:
             yield Sample("tocsin_rank_context_switches_total", (*key, kind), value)
     for state, count in rank.states.items():
         yield Sample("tocsin_rank_processes", (*key, state), count)
+    if rank.memory_policy is not None:
+        yield Sample("tocsin_rank_memory_policy_info", (*key, *rank.memory_policy), 1)
     for wait in rank.blocked:
         labels = (*key, wait.process, wait.where)
         yield Sample("tocsin_rank_blocked_since_timestamp_seconds", labels, wait.since)

@@ -12,7 +12,7 @@ from tocsin_exporter.sources.procfs import read_small
 from tocsin_exporter.sources.rank_host import tasks as proc
 from tocsin_exporter.sources.rank_host.cgroups import Cgroups, Place, parse_paths
 from tocsin_exporter.sources.rank_host.model import STATES, RankHost, Wait, Workers
-from tocsin_exporter.sources.rank_host.places import Beside, beside
+from tocsin_exporter.sources.rank_host.places import Beside, beside, parse_list
 from tocsin_exporter.sources.rank_host.tasks import Task
 from tocsin_exporter.sources.rank_host.totals import Growing, Waiting
 
@@ -56,6 +56,7 @@ class Follow:
         self._slow_at = float("-inf")
         self._slow = True
         self._gpus: tuple[str, ...] = ()
+        self._policy: tuple[str, str] | None = None
         self._beside = Beside()
         self._memory_local: float | None = None
         self._files_limit: int | None = None
@@ -131,6 +132,8 @@ class Follow:
             cpu_local=_share(len(status.cpus & self._beside.cpus), len(status.cpus), self._beside.cpus),
             ran_local=_share(sum(task.cpu in self._beside.cpus for task in ran), len(ran), self._beside.cpus),
             memory_local=self._memory_local,
+            memory_nodes_local=self._nodes_local(status.nodes),
+            memory_policy=self._policy,
             last_cpu=whole.cpu,
             run_wait_seconds=_sum(self._wait, {n: t.wait_seconds or 0.0 for n, t in timed.items()}),
             first_run_wait_seconds=first.wait_seconds if first is not None else None,
@@ -156,6 +159,7 @@ class Follow:
     def _read_slowly(self, shared: Shared, gpus: tuple[str, ...]) -> None:
         self._gpus = gpus
         self._files_limit = proc.open_files_limit(shared.procfs, self.who.pid)
+        self._policy = proc.memory_policy(shared.procfs, self.who.pid)
         self._beside = beside(shared.sysfs, gpus) if gpus else Beside()
         self._memory_local = None
         # Where several ranks share a group its memory is nobody's own.
@@ -164,6 +168,12 @@ class Follow:
             nodes = shared.cgroups.memory_by_node(self.place)
             local = sum(nodes.get(node, 0) for node in self._beside.nodes)
             self._memory_local = _share(local, sum(nodes.values()), self._beside.cpus)
+
+    def _nodes_local(self, allowed: frozenset[int]) -> float | None:
+        rule, nodes = self._policy or ("", "")
+        # A preference gives way where there is no memory left, and yet says where it is taken from first.
+        taken = parse_list(nodes) & allowed if rule and nodes else allowed
+        return _share(len(taken & self._beside.nodes), len(taken), self._beside.nodes)
 
     def _below(self, shared: Shared, children: list[int]) -> Iterator[Task]:
         """Yield the processes below the rank, less other ranks and what belongs to those."""

@@ -15,6 +15,7 @@ __all__ = [
     "Status",
     "Task",
     "Tasks",
+    "memory_policy",
     "open_files",
     "open_files_limit",
     "read_children",
@@ -25,11 +26,15 @@ __all__ = [
 ]
 
 _STATUS = re.compile(
-    rb"^(Cpus_allowed_list|CoreDumping|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\t(\S+)$",
+    rb"^(Cpus_allowed_list|Mems_allowed_list|CoreDumping|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\t(\S+)$",
     re.MULTILINE,
 )
 _LIMIT = re.compile(rb"^Max open files\s+(\d{1,20})\s", re.MULTILINE)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_POLICY = re.compile(
+    rb"^[0-9a-f]+ (default|local|prefer \(many\)|prefer|bind|weighted interleave|interleave)"
+    rb"(?:=[a-z|]{1,32})?(?::([0-9,-]{1,64}))?(?: |$)"
+)
 _SYMBOL = re.compile(rb"^[A-Za-z_][A-Za-z0-9_.]{0,63}$")
 
 
@@ -66,6 +71,7 @@ class Status(NamedTuple):
     """What /proc/PID/status has of the first thread."""
 
     cpus: frozenset[int]
+    nodes: frozenset[int]
     core_dumping: bool | None
     voluntary: int | None
     involuntary: int | None
@@ -163,6 +169,7 @@ def read_status(procfs: Path, pid: int) -> Status | None:
     dumping = found.get(b"CoreDumping")
     return Status(
         parse_list(found.get(b"Cpus_allowed_list", b"").decode("ascii", "replace")),
+        parse_list(found.get(b"Mems_allowed_list", b"").decode("ascii", "replace")),
         None if dumping is None else dumping == b"1",
         _whole(found.get(b"voluntary_ctxt_switches")),
         _whole(found.get(b"nonvoluntary_ctxt_switches")),
@@ -180,6 +187,24 @@ def waits_in(procfs: Path, pid: int, tid: int) -> str:
     except OSError:
         return ""
     return name.decode("ascii") if _SYMBOL.match(name) else ""
+
+
+def memory_policy(procfs: Path, pid: int) -> tuple[str, str] | None:
+    """
+    Return by which rule the process's memory is placed, and the kernel's list of nodes of that rule or "".
+
+    Rules are ``default``, ``local``, ``bind``, ``prefer``, ``prefer_many``, ``interleave`` and
+    ``weighted_interleave``; None when it is kept from us. Only the beginning of /proc/PID/numa_maps is read,
+    which is program text: the kernel counts the pages of what is read, milliseconds for each GiB.
+    """
+    try:
+        match = _POLICY.match(_read(f"{procfs}/{pid}/numa_maps", None, 64))
+    except OSError:
+        return None
+    if match is None:
+        return None
+    name = match[1].decode("ascii").replace("(", "").replace(")", "").replace(" ", "_")
+    return name, (match[2] or b"").decode("ascii")
 
 
 def open_files(procfs: Path, pid: int) -> int | None:
