@@ -60,9 +60,9 @@ class RankHost:
 
     Waits and time slices are sums over all threads, context switches those of the first one.
     ``cpu_local`` is the share of the allowed CPUs, ``ran_local`` that of the threads' last CPUs, and
-    ``memory_local`` that of the memory, that lie beside the rank's GPUs; ``memory_nodes_local`` is that of the
-    memory nodes it takes from by ``memory_policy`` (rule and list of nodes) and cpuset. ``states`` counts the
-    rank's process and its children.
+    ``memory_local`` that of the memory, that lie beside the rank's GPUs; ``memory_nodes_local`` is the share
+    of the memory nodes it takes from by ``memory_policy`` (rule and list of nodes) and cpuset.
+    ``states`` counts the rank's process and its children.
     """
 
     job_id: str
