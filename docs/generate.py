@@ -34,6 +34,7 @@ SUBSYSTEMS = {
     "nccl": "NCCL calls of a rank (eBPF)",
     "fabric": "InfiniBand and RoCE ports",
     "pcie": "GPUs, HCAs and the ports above them on the PCI bus",
+    "storage": "mounts, NFS and Lustre clients, local disks",
     "host": "the host",
     "identity": "who holds what, and where sources disagree",
     "collector": "the exporter's collectors",

@@ -23,6 +23,7 @@ from tocsin_exporter.collectors import (
     nccl,
     output,
     pcie,
+    storage,
 )
 from tocsin_exporter.collectors.base import Collector, Sample
 from tocsin_exporter.config import Config
@@ -43,6 +44,7 @@ from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.output import OutputSource
 from tocsin_exporter.sources.pcie import PcieSource
 from tocsin_exporter.sources.rank_host import RankHostSource
+from tocsin_exporter.sources.storage import StorageSource
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile
 from tocsin_exporter.web.stats import WebStats
@@ -71,6 +73,7 @@ class App:
     kmsg: KmsgSource
     fabric: FabricSource
     pcie: PcieSource
+    storage: StorageSource
     host: HostSource
     rank_host: RankHostSource
     bpf: BpfSource | None
@@ -88,7 +91,7 @@ class App:
     def wait_first(self, timeout: float) -> None:
         """Wait until every source has read once, well or badly, or *timeout* seconds have passed."""
         end = time.monotonic() + timeout
-        for source in (self.nvml, self.kmsg, self.fabric, self.pcie, self.host, self.rank_host):
+        for source in (self.nvml, self.kmsg, self.fabric, self.pcie, self.storage, self.host, self.rank_host):
             if source in self.parts:
                 source.wait_first(max(0.0, end - time.monotonic()))
 
@@ -121,6 +124,7 @@ class _Own:
         resolver: Resolver,
         nvml: NvmlSource,
         fabric_source: FabricSource,
+        storage_source: StorageSource,
         host_source: HostSource,
         web: WebStats,
     ) -> None:
@@ -134,6 +138,7 @@ class _Own:
         self._resolver = resolver
         self._nvml = nvml
         self._fabric = fabric_source
+        self._storage = storage_source
         self._host = host_source
         self._web = web
 
@@ -169,6 +174,7 @@ class _Own:
             "device": (self._nvml.latest.read()[1] is None, self._kmsg.latest.read()[1] is None),
             "host": (self._host.latest.read()[1] is None,),
             "fabric": (self._fabric.latest.read()[1] is None,),
+            "storage": (self._storage.latest.read()[1] is None,),
             # Ranks, their output and their ends are seen without probes too, if less well.
             "workload": (
                 self._resolver.state()[1] is None,
@@ -212,6 +218,7 @@ def build(
         errors,
         told=lambda: (device.pci for device in nvml.devices() if device.pci),
     )
+    storage_source = StorageSource(config.procfs, config.sysfs, interval, max_age, errors)
     host_source = HostSource(config.procfs, interval, max_age, errors)
     rank_host = RankHostSource(
         config.procfs,
@@ -311,12 +318,13 @@ def build(
         output.build(output_source, bpf),
         exit_facts,
         fabric.build(fabric_source, attribution),
+        storage.build(storage_source),
         host.build(host_source, rank_host),
     )
     web = WebStats()
     own = _Own(
         time.time(), errors, dropped, attribution, kmsg, hub, bpf, resolver, nvml, fabric_source,
-        host_source, web,
+        storage_source, host_source, web,
     )  # fmt: skip
     registry = CollectorSet(
         [collector for collector in all_collectors if collector.name in wanted],
@@ -332,6 +340,7 @@ def build(
         (kmsg, {"gpu_events", "exits"}),
         (fabric_source, {"fabric"}),
         (pcie_source, {"pcie"}),
+        (storage_source, {"storage"}),
         (host_source, {"host"}),
         (rank_host, {"host"}),
         (kubelet, {"gpu", "identity"}),
@@ -361,6 +370,7 @@ def build(
         kmsg,
         fabric_source,
         pcie_source,
+        storage_source,
         host_source,
         rank_host,
         bpf,

@@ -22,7 +22,10 @@ __all__ = [
 ]
 
 # One name each: file, flag, label value, golden file.
-COLLECTORS = ("gpu", "gpu_events", "pcie", "identity", "cuda", "nccl", "output", "exits", "fabric", "host")
+COLLECTORS = (
+    *("gpu", "gpu_events", "pcie", "identity", "cuda", "nccl", "output", "exits"),
+    *("fabric", "storage", "host"),
+)
 
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from tocsin_exporter.sources.bpf import doctor as bpf_doctor
 from tocsin_exporter.sources.latest import ErrorCounter
 from tocsin_exporter.sources.nvml.model import Device, HungCall
 from tocsin_exporter.sources.nvml.source import NvmlSource
+from tocsin_exporter.sources.storage import StorageSource
 
 __all__ = ["Finding", "findings", "report"]
 
@@ -45,6 +47,7 @@ def findings(config: Config) -> Iterator[Finding]:
     yield from _host(config)
     yield from _ranks(config)
     yield from _fabric(config)
+    yield from _storage(config)
     yield from _pcie(config)
     yield from _schedulers()
     yield from _state(config)
@@ -245,6 +248,26 @@ def _host(config: Config) -> Iterator[Finding]:
         None,
         "v2" if os.path.exists(config.sysfs / "fs/cgroup/cgroup.controllers") else "v1 or none",
     )
+
+
+def _storage(config: Config) -> Iterator[Finding]:
+    source = StorageSource(config.procfs, config.sysfs, config.interval, config.max_age, ErrorCounter())
+    source.read_once()
+    reading, error = source.latest.read()
+    cost = "a slow or hung mount is not told from a slow job"
+    if reading is None:
+        yield Finding("mounts", False, error.detail if error else "not read", cost)
+        return
+    kinds = Counter(mount.kind for mount in reading.mounts)
+    detail = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none that holds data"
+    if not source.whole_node:
+        detail += f"; only this mount namespace, since {config.procfs}/1/root may not be entered"
+    yield Finding("mounts", True, detail)
+    silent = [point for point, answer in reading.space.items() if answer.waiting is not None]
+    if silent:
+        yield Finding(
+            "mounts that answer", False, f"no answer yet from {', '.join(sorted(silent)[:5])}", cost
+        )
 
 
 def _ranks(config: Config) -> Iterator[Finding]:

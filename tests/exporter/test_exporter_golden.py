@@ -7,6 +7,7 @@ A golden scrape per collector.
 # ruff: noqa: E501 - one case, one line
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -18,10 +19,11 @@ from pathlib import Path
 import pytest
 from tests.exporter.pci_tree import GPU, HCA, PORT, ROOT, aer, function, link
 from tests.exporter.support import Processes, collector_set, series
+from tests.exporter.test_storage_parsing import MOUNTS, MOUNTSTATS, lustre_tree
 from tests.exporter.test_sysfs_ports import tree
 
 from tocsin_exporter.attribution import Attribution
-from tocsin_exporter.collectors import exits, fabric, gpu, gpu_events, host, identity, pcie
+from tocsin_exporter.collectors import exits, fabric, gpu, gpu_events, host, identity, pcie, storage
 from tocsin_exporter.collectors.base import Collector
 from tocsin_exporter.events import EventHub
 from tocsin_exporter.identity.resolver import Resolver
@@ -35,11 +37,13 @@ from tocsin_exporter.sources.nvml.source import NvmlSource
 from tocsin_exporter.sources.nvml.throttle import THROTTLE_REASONS
 from tocsin_exporter.sources.pcie import PcieSource
 from tocsin_exporter.sources.rank_host import RankHostSource
+from tocsin_exporter.sources.storage import StorageSource
+from tocsin_exporter.sources.storage.space import SpaceProbe
 from tocsin_exporter.sources.sysfs import FabricSource
 from tocsin_exporter.state import StateFile
 
 GOLDEN = Path(__file__).parent / "golden"
-NAMES = ("gpu", "gpu_events", "pcie", "identity", "exits", "fabric", "host")
+NAMES = ("gpu", "gpu_events", "pcie", "identity", "exits", "fabric", "storage", "host")
 # What a holder may cost per device, all collectors together.
 MOST_PER_HOLDER = 60
 
@@ -106,6 +110,13 @@ LOG = (
 def fixed() -> float:
     """Return a clock that stands."""
     return 1700000900.0
+
+
+def statvfs(path: str) -> os.statvfs_result:
+    """Answer as a file system of 1 GiB, and as one that the server no longer knows below /data."""
+    if path == "/data":
+        raise OSError(errno.ESTALE, "stale")
+    return os.statvfs_result((4096, 4096, 262144, 131072, 131072, 65536, 32768, 32768, 0, 255))
 
 
 @pytest.fixture
@@ -189,6 +200,18 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
         processes.root, sysfs, 5.0, 60.0, errors, resolver,
         devices=lambda: {0: "0000:3b:00.0"}, wall=fixed, clock=fixed,
     )  # fmt: skip
+    (processes.root / "self").mkdir(exist_ok=True)
+    (processes.root / "self/mountinfo").write_text("\n".join(MOUNTS) + "\n")
+    (processes.root / "self/mountstats").write_text("\n".join(MOUNTSTATS) + "\n")
+    (processes.root / "diskstats").write_text(
+        " 259 0 nvme0n1 100 1 2000 300 50 2 4000 600 3 700 900 0 0 0 0 5 60\n"
+    )
+    (sysfs / "block/nvme0n1").mkdir(parents=True)
+    lustre_tree(tmp_path)
+    (tmp_path / "proc/fs/lustre").rename(processes.root / "fs/lustre")
+    disks = StorageSource(
+        processes.root, sysfs, 5.0, 60.0, errors, probe=SpaceProbe(clock=fixed, statvfs=statvfs)
+    )
     life = Life(resolver, fixed)
 
     def read() -> dict[str, Collector]:
@@ -213,12 +236,14 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
         processes.remove(12)
         resolver.scan()
         sides.read_once()
+        disks.read_once()
         built: tuple[Collector, ...] = (
             gpu.build(nvml, attribution, resolver.holder_of),
             gpu_events.build(nvml, kmsg, attribution, hub),
             pcie.build(nvml, attribution, functions),
             identity.build(resolver, 60.0),
             fabric.build(ports, attribution),
+            storage.build(disks),
             host.build(counters, sides),
             exits.build(None, resolver, None, fixed, life=life),
         )

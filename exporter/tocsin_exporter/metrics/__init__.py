@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tocsin_exporter.metrics import gpu, job, node, pcie, rank
+from tocsin_exporter.metrics import gpu, job, node, pcie, rank, storage
 from tocsin_exporter.metrics.family import Family, Kind, Tier
 
 __all__ = ["FAMILIES", "Family", "Kind", "Tier", "family"]
 
-_ALL = (*gpu.FAMILIES, *job.FAMILIES, *node.FAMILIES, *pcie.FAMILIES, *rank.FAMILIES)
+_ALL = (*gpu.FAMILIES, *job.FAMILIES, *node.FAMILIES, *pcie.FAMILIES, *rank.FAMILIES, *storage.FAMILIES)
 
 FAMILIES: dict[str, Family] = {row.name: row for row in sorted(_ALL, key=lambda row: row.name)}
 
