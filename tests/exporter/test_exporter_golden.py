@@ -140,10 +140,11 @@ def collectors(processes: Processes, tmp_path: Path) -> Iterator[Callable[[], di
         "cpu.stat": "nr_periods 90\nnr_throttled 9\nthrottled_usec 4500000",
         "memory.max": "4096000",
         "memory.current": "4000000",
-        "memory.events": "max 3\noom_kill 1",
+        "memory.events": "max 3\noom 1\noom_kill 1",
         "step_0/memory.max": "max",
         "step_0/memory.current": "3000000",
         "step_0/memory.events": "max 0\noom_kill 1",
+        "step_0/cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=1250000",
         "step_0/memory.numa_stat": "anon N0=750000 N1=250000\nfile N0=0 N1=0",
     }.items():
         (group / name).write_text(text + "\n")

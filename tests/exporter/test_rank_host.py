@@ -419,8 +419,8 @@ def test_the_series_of_a_rank_are_bounded(scene: Scene, waits: str, tmp_path: Pa
     possible = [*host._RANK.values(), *host._CGROUP.values(), *host._WORKERS.values()]
 
     assert set(own) <= set(FAMILIES)
-    # Beside those: two kinds of switches, six states, two waits, a stop and the memory's policy.
-    assert len(set(possible)) + 2 + 6 + 2 + 1 + 1 <= MOST_HOST_SERIES
+    # Beside those: two kinds of switches, six states, two waits, a stop, a policy, three pressures.
+    assert len(set(possible)) + 2 + 6 + 2 + 1 + 1 + 3 <= MOST_HOST_SERIES
     assert 25 < len(own) <= MOST_HOST_SERIES
 
 

@@ -45,11 +45,15 @@ def test_the_second_version(tmp_path: Path) -> None:
         memory__max="max", memory__current="800", memory__events="max 0\noom_kill 1",
         cpu__max="max 100000", cpu__stat="usage_usec 8\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0",
     )  # fmt: skip
-    write(job / "step_0/task_0", cpu__stat="usage_usec 8")
+    write(
+        job / "step_0/task_0",
+        cpu__stat="usage_usec 8", cpu__pressure="garbage",
+        memory__pressure="some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 total=7",
+    )  # fmt: skip
 
     found = read(tmp_path, "0::/system.slice/slurmstepd.scope/job_7/step_0/task_0\n")
 
-    assert CgroupReading(1.5, 10, 4, 2.5, 900, 1000, 5, 1) == found
+    assert CgroupReading(1.5, 10, 4, 2.5, 900, 1000, 5, 1, 1, {"memory": 2.5}) == found
 
 
 def test_the_first_version(tmp_path: Path) -> None:
@@ -77,7 +81,7 @@ def test_the_first_version(tmp_path: Path) -> None:
 
     found = read(tmp_path, "4:memory:/slurm/job_7/task_0\n2:cpu,cpuacct:/slurm/job_7/task_0\n")
 
-    assert CgroupReading(0.5, 8, 2, 1.5, 4000, 5000, 3, 2) == found
+    assert CgroupReading(0.5, 8, 2, 1.5, 4000, 5000, 3, None, 2) == found
 
 
 def test_without_limits_the_group_itself_counts(tmp_path: Path) -> None:
@@ -95,7 +99,7 @@ def test_without_limits_the_group_itself_counts(tmp_path: Path) -> None:
         cpu__stat="nr_periods 0",
     )
 
-    assert CgroupReading(None, 0, 0, 0.0, 7, None, 0, 0) == read(tmp_path, "0::/a/b\n")
+    assert CgroupReading(None, 0, 0, 0.0, 7, None, 0, None, 0) == read(tmp_path, "0::/a/b\n")
 
 
 @pytest.mark.parametrize(
@@ -249,6 +253,44 @@ def group() -> Iterator[Path]:
         pytest.skip(f"no control group can be made here: {err}")
     yield name
     for folder in made:
+        for _ in range(100):
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                time.sleep(0.02)
+
+
+def test_the_pressure_of_a_real_group(tmp_path: Path) -> None:
+    """A rank that waits for its own second thread on one CPU: its group of version two shows the pressure."""
+    base = next((each for each in (REAL, REAL / "unified") if (each / "cgroup.controllers").exists()), None)
+    if base is None or not (base / "cpu.pressure").exists():
+        pytest.skip("no control groups of version two with pressure here")
+    folder = base / f"tocsin-test-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        folder.mkdir()
+    except OSError as err:
+        pytest.skip(f"no control group can be made here: {err}")
+    script = f"""
+import os, sys, time
+open("{folder}/cgroup.procs", "w").write(str(os.getpid()))
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+if os.fork() == 0:
+    print(flush=True)
+end = time.monotonic() + 0.3
+while time.monotonic() < end: pass
+sys.stdin.read()
+"""
+    sysfs = tmp_path / "sys"
+    (sysfs / "fs").mkdir(parents=True)
+    (sysfs / "fs/cgroup").symlink_to(REAL)
+    scene = Scene(sysfs)
+    try:
+        scene.rank(scene.script(script).pid)
+        row = scene.until(lambda row: row.cgroup.pressure.get("cpu"))
+        assert {"cpu", "memory", "io"} == set(row.cgroup.pressure)
+    finally:
+        scene.close()
         for _ in range(100):
             try:
                 folder.rmdir()

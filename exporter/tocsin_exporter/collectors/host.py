@@ -40,6 +40,7 @@ _CGROUP = {
     "memory_bytes": "tocsin_rank_cgroup_memory_bytes",
     "memory_limit_bytes": "tocsin_rank_cgroup_memory_limit_bytes",
     "memory_limit_hits": "tocsin_rank_cgroup_memory_limit_hits_total",
+    "ooms": "tocsin_rank_cgroup_ooms_total",
     "oom_kills": "tocsin_rank_cgroup_oom_kills_total",
 }
 _WORKERS = {
@@ -110,6 +111,8 @@ def _rank(rank: RankHost) -> Iterator[Sample]:
             yield Sample("tocsin_rank_context_switches_total", (*key, kind), value)
     for state, count in rank.states.items():
         yield Sample("tocsin_rank_processes", (*key, state), count)
+    for resource, seconds in rank.cgroup.pressure.items():
+        yield Sample("tocsin_rank_cgroup_pressure_seconds_total", (*key, resource), seconds)
     if rank.memory_policy is not None:
         yield Sample("tocsin_rank_memory_policy_info", (*key, *rank.memory_policy), 1)
     for wait in rank.blocked:

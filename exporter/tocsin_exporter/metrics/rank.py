@@ -60,6 +60,8 @@ FAMILIES = (
     Family("tocsin_rank_cgroup_memory_bytes", _G, RANK, "bytes", "Memory in use in the control group around the rank with the least limit, else in its own; shared by the ranks of a group."),
     Family("tocsin_rank_cgroup_memory_limit_bytes", _G, RANK, "bytes", "That limit; absent without one."),
     Family("tocsin_rank_cgroup_memory_limit_hits_total", _C, RANK, "", "Times that this group came up against its limit."),
+    Family("tocsin_rank_cgroup_ooms_total", _C, RANK, "", "Times that this group, or one inside it, ran out of memory at its own limit and not at that of a group around it; control groups of version two."),
+    Family("tocsin_rank_cgroup_pressure_seconds_total", _C, (*RANK, "resource"), "seconds", "Time in which some task of the rank's own control group (version two) waited for the resource: cpu, memory, io."),
     Family("tocsin_rank_cgroup_oom_kills_total", _C, RANK, "", "Kills for lack of memory in the rank's own control group; shared by the ranks of a group."),
     # who works for it
     Family("tocsin_rank_workers", _G, RANK, "", "Child processes of the rank without a GPU context: data loaders, mostly."),

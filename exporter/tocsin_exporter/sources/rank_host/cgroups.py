@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tocsin_exporter.errors import SourceError
@@ -17,6 +17,8 @@ _DEEPEST = 32
 # The first version says "no limit" by the greatest number of pages.
 _NO_LIMIT = 1 << 62
 _FIELD = re.compile(r"^([a-z_]{1,32}) (\d{1,20})$", re.MULTILINE)
+_SOME = re.compile(r"^some .*total=(\d{1,20})$", re.MULTILINE)
+_RESOURCES = ("cpu", "memory", "io")
 _NODE = re.compile(r" N(\d{1,4})=(\d{1,20})")
 
 
@@ -26,8 +28,9 @@ class CgroupReading:
     What the groups around a process tell; all None outside of any group.
 
     ``cpu_quota`` is the tightest in CPUs; throttling is the sum over the groups that have a quota. Memory
-    use, limit and hits are those of the group with the least limit, else of the innermost; kills those of
-    the innermost.
+    use, limit, hits and ``ooms`` (how often it ran out, version two only) are those of the group with the
+    least limit, else of the innermost; kills those of the innermost. ``pressure`` are seconds in which some
+    task of the innermost group of version two had to wait, by resource.
     """
 
     cpu_quota: float | None = None
@@ -37,7 +40,9 @@ class CgroupReading:
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
     memory_limit_hits: int | None = None
+    ooms: int | None = None
     oom_kills: int | None = None
+    pressure: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class Place:
     innermost: Path | None = None
     memory_v2: bool = False
     limit: int | None = None
+    second: Path | None = None
 
 
 def parse_paths(text: str) -> dict[str, str]:
@@ -91,6 +97,7 @@ class Cgroups:
             innermost=memory[0] if memory else None,
             memory_v2=memory_v2,
             limit=limits[tightest] if tightest is not None else None,
+            second=self._innermost(paths),
         )
 
     def read(self, place: Place) -> CgroupReading:
@@ -106,7 +113,7 @@ class Cgroups:
             periods += fields["nr_periods"]
             throttled += fields.get("nr_throttled", 0)
             seconds += fields.get("throttled_usec", 0) / 1e6 + fields.get("throttled_time", 0) / 1e9
-        use = hits = kills = None
+        use = hits = kills = ooms = None
         if place.memory is not None and place.innermost is not None:
             use_file, hit_file, kill_file = (
                 ("memory.current", "memory.events", "memory.events")
@@ -115,7 +122,8 @@ class Cgroups:
             )
             use = _number(place.memory / use_file)
             if place.memory_v2:
-                hits = _fields(place.memory / hit_file).get("max")
+                events = _fields(place.memory / hit_file)
+                hits, ooms = events.get("max"), events.get("oom")
             else:
                 hits = _number(place.memory / hit_file)
             kills = _fields(place.innermost / kill_file).get("oom_kill")
@@ -127,7 +135,9 @@ class Cgroups:
             memory_bytes=use,
             memory_limit_bytes=place.limit,
             memory_limit_hits=hits,
+            ooms=ooms,
             oom_kills=kills,
+            pressure=_pressure(place.second) if place.second is not None else {},
         )
 
     def memory_by_node(self, place: Place) -> dict[int, int]:
@@ -157,6 +167,11 @@ class Cgroups:
         # Controllers may end above the innermost group.
         return tuple(folder for folder in _upwards(base, path) if (folder / file).exists()), True
 
+    def _innermost(self, paths: Mapping[str, str]) -> Path | None:
+        base = self._second()
+        path = paths.get("")
+        return next(iter(_upwards(base, path)), None) if base is not None and path is not None else None
+
     def _first(self, controller: str) -> Path | None:
         plain = self._root / controller
         if plain.is_dir():
@@ -179,6 +194,14 @@ def _upwards(base: Path, path: str) -> list[Path]:
     folders = [base.joinpath(*parts[:count]) for count in range(len(parts), 0, -1)]
     # A group that is not below this root belongs to another view of the tree.
     return folders if not folders or folders[0].is_dir() else []
+
+
+def _pressure(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for resource in _RESOURCES:
+        if match := _SOME.search(_text(folder / f"{resource}.pressure")):
+            found[resource] = int(match[1]) / 1e6
+    return found
 
 
 def _quota(folder: Path, *, v2: bool) -> float | None:
