@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.exporter.rank_host_support import PROC, Scene, beside
+from tests.exporter.rank_host_support import PROC, Scene, View, beside
 
 from tocsin_exporter.collectors import host
 from tocsin_exporter.metrics import FAMILIES
 from tocsin_exporter.metrics.rank import MOST_HOST_SERIES
 from tocsin_exporter.sources.host import HostSource
 from tocsin_exporter.sources.latest import ErrorCounter
+from tocsin_exporter.sources.rank_host import RankHostSource
 from tocsin_exporter.sources.rank_host.places import parse_list
 
 HERE = Path(__file__).parent
@@ -403,6 +404,18 @@ def test_a_storm_of_threads_and_children_is_bounded(scene: Scene, monkeypatch: p
     assert {2} == {row.workers.count for row in rows if row.workers is not None}
     counts = scene.errors.counts()
     assert (1, 1) == (counts["rank_host", "too_many_threads"], counts["rank_host", "too_many_workers"])
+
+
+def test_costly_readings_are_made_less_often(tmp_path: Path) -> None:
+    """Reading takes a hundredth of a CPU at most, and yet comes three times before values are too old."""
+    times = iter([0.0, 0.02, 0.0, 0.12, 0.0, 0.9, 0.0, 0.01])
+    source = RankHostSource(PROC, tmp_path, 5.0, 60.0, ErrorCounter(), View(), spent=lambda: next(times))
+    intervals = []
+    for _ in range(4):
+        source.read()
+        intervals.append(round(source.interval, 3))
+
+    assert [5.0, 12.0, 20.0, 5.0] == intervals
 
 
 def test_the_series_of_a_rank_are_bounded(scene: Scene, waits: str, tmp_path: Path) -> None:

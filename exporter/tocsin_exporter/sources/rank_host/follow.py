@@ -19,7 +19,7 @@ from tocsin_exporter.sources.rank_host.totals import Growing, Waiting
 __all__ = ["MOST_THREADS", "MOST_WORKERS", "SLOW_SECONDS", "Follow", "Shared"]
 
 # Of one process; what a kernel or a hostile job has beyond is counted as a gap, never read.
-MOST_THREADS, MOST_WORKERS, _MOST_WORKER_THREADS, _DEEPEST = 1024, 512, 64, 8
+MOST_THREADS, MOST_WORKERS, _MOST_WORKER_THREADS, _DEEPEST = 2048, 512, 64, 8
 # Bindings, limits and groups change rarely, and memory by node costs the kernel a sum over its CPUs.
 SLOW_SECONDS = 60.0
 

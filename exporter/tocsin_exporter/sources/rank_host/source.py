@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -18,11 +19,15 @@ from tocsin_exporter.sources.rank_host.model import Defunct, RankHost, Reading
 
 __all__ = ["MOST_RANKS", "RankHostSource", "accounts_io"]
 
+log = logging.getLogger(__name__)
+
 _NAME = "rank_host"
 # More than any node has GPUs, MIG instances included.
 MOST_RANKS = 512
 # A child of a rank is named in the kernel log moments after it was killed.
 _REMEMBER_SECONDS = 60.0
+# Reading takes at most this share of a CPU: with thousands of threads readings are made less often.
+_SHARE = 0.01
 _MOST_REMEMBERED = 65536
 
 Key = tuple[str, str]
@@ -49,8 +54,11 @@ class RankHostSource(PollingSource[Reading]):
         on_gpu: Callable[[], Collection[int]] = frozenset,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
     ) -> None:
         super().__init__(_NAME, interval, max_age, errors)
+        self._least, self._most = interval, max(interval, max_age / 3)
+        self._spent = spent
         self._procfs = procfs
         self._sysfs = sysfs
         self._cgroups = Cgroups(sysfs / "fs/cgroup")
@@ -71,7 +79,22 @@ class RankHostSource(PollingSource[Reading]):
         known = self._children.get(pid)
         return known[1] if known is not None and self._wall() - known[2] <= _REMEMBER_SECONDS else None
 
+    @property
+    def interval(self) -> float:
+        """Return the seconds to the next reading."""
+        return self._interval
+
     def read(self) -> Reading:
+        before = self._spent()
+        reading = self._read()
+        cost = self._spent() - before
+        wanted = min(max(self._least, cost / _SHARE), self._most)
+        if (wanted > self._least) != (self._interval > self._least):
+            log.info("a reading of the ranks takes %.2f s of CPU: one every %.0f s", cost, wanted)
+        self._interval = wanted
+        return reading
+
+    def _read(self) -> Reading:
         now, wall = self._clock(), self._wall()
         living = [who for who in self._identity.living() if who.rank]
         if len(living) > MOST_RANKS:
