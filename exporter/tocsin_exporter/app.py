@@ -256,7 +256,7 @@ def build(
         sysfs=config.sysfs,
         wall=wall,
         clock=clock,
-        extra=lambda: {**hub.saved(), "ranks": life.saved()},
+        extra=lambda: {**hub.saved(), **life.saved()},
     )
     hub = EventHub(
         attribution.on_events,
@@ -266,7 +266,7 @@ def build(
         changed=nvml.poke,
     )
     hub.restore(attribution.restored, same_boot=attribution.same_boot)
-    life.restore(attribution.restored.get("ranks", ()))
+    life.restore(attribution.restored)
     hub.follow(kmsg)
     if "gpu_events" in wanted:
         nvml.listen_events(hub.on_driver)

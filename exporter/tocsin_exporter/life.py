@@ -91,6 +91,8 @@ class Life:
         self._waiting: dict[Name, tuple[ProcessIdentity, float]] = {}
         # The process that a pid last meant, and when it ended.
         self._by_pid: dict[int, tuple[ProcessIdentity, float | None]] = {}
+        # What was last known of ranks that ended, and since when.
+        self._facts: dict[Key, tuple[float, dict[str, float]]] = {}
         # Ranks of before the start whose process lives and that identity has not found yet.
         self._awaited: dict[Name, tuple[Key, float]] = {}
 
@@ -293,35 +295,70 @@ class Life:
                 if known[1] is None or now - known[1] < _CHILD_SECONDS
             }
 
+    def last_facts(self, told: Mapping[Key, Mapping[str, float]]) -> dict[Key, dict[str, float]]:
+        """Return the last facts of ranks that ended, as *told* now or else as of before a restart."""
+        now = self._clock()
+        with self._lock:
+            kept = {key: row for key, row in self._facts.items() if now - row[0] < SERVED_SECONDS}
+            for key, facts in told.items():
+                if key not in kept or not _same(kept[key][1], facts):
+                    kept[key] = (now, dict(facts))
+            fresh, self._facts = kept.keys() - self._facts.keys(), kept
+        if fresh:
+            self._changed()
+        return {key: dict(facts) for key, (_, facts) in kept.items()}
+
     # a restart
 
-    def saved(self) -> list[list[Any]]:
+    def saved(self) -> dict[str, Any]:
         """Return what must survive a restart."""
         with self._lock:
-            return [
+            ranks = [
                 [*key, rank.counts, rank.cores, rank.restarts, rank.last, rank.kills, rank.killed, rank.main,
                  rank.ended, rank.seen]
                 for key, rank in self._ranks.items()
             ]  # fmt: skip
+            # A loss may be no number, which JSON has no word for.
+            facts = [
+                [*key, when, {name: repr(value) for name, value in row.items()}]
+                for key, (when, row) in self._facts.items()
+            ]
+            return {"ranks": ranks, "last": facts}
 
-    def restore(self, rows: Any) -> None:
-        """Take in what `saved` gave; a row that cannot be read is left out and counted."""
-        if not isinstance(rows, list | tuple):
-            self._errors.add("state", "bad_data")
-            return
+    def restore(self, raw: Mapping[str, Any]) -> None:
+        """Take in what `saved` gave; what cannot be read is left out and counted."""
         with self._lock:
-            for row in rows[:_MOST_RANKS]:
+            for row in self._rows(raw, "ranks"):
                 try:
                     key, rank = _rank_of(row)
                 except (TypeError, ValueError, KeyError, AttributeError):
                     self._errors.add("state", "bad_data")
                 else:
                     self._ranks[key] = rank
+            for row in self._rows(raw, "last"):
+                try:
+                    job, number, when, facts = row
+                    values = {str(name): float(value) for name, value in list(_mapping(facts).items())[:32]}
+                    self._facts[str(job), str(number)] = (float(when), values)
+                except (TypeError, ValueError):
+                    self._errors.add("state", "bad_data")
+
+    def _rows(self, raw: Mapping[str, Any], name: str) -> list[Any]:
+        rows = raw.get(name, [])
+        if not isinstance(rows, list):
+            self._errors.add("state", "bad_data")
+            return []
+        return rows[:_MOST_RANKS]
 
 
 def _within(when: float, start: float, end: float | None) -> bool:
     """Say whether a process can have been killed at *when*; its pid goes to somebody else in the end."""
     return start - _SLACK_SECONDS <= when and (end is None or when <= end + _CHILD_SECONDS)
+
+
+def _same(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    # A loss that is no number is not even equal to itself.
+    return repr(sorted(one.items())) == repr(sorted(other.items()))
 
 
 def _rank_of(row: Any) -> tuple[Key, RankLife]:

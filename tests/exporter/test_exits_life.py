@@ -255,10 +255,26 @@ def test_an_alive_process_that_identity_does_not_find_is_let_go(node: Node) -> N
 )
 def test_a_state_that_makes_no_sense_is_counted(rows: Any, node: Node) -> None:
     """What cannot be read is left out, and said."""
-    node.life.restore(rows)
+    node.life.restore({"ranks": rows, "last": rows})
 
-    assert {("state", "bad_data"): 1} == node.errors.counts()
+    assert {("state", "bad_data"): 2} == node.errors.counts()
     assert {} == node.life.ranks()
+    assert {} == node.life.last_facts({})
+
+
+def test_the_last_facts_of_a_rank_outlive_a_restart(node: Node) -> None:
+    """Losses as printed, no number too, until 15 minutes after they were told; newer ones replace them."""
+    facts = {KEY: {"step": 7.0, "loss": float("nan")}, ("slurm/7", "4"): {"step": 8.0}}
+    node.life.last_facts(facts)
+    node.now += 600
+    node.life.last_facts(facts)
+    node.again()
+    kept = node.life.last_facts({("slurm/7", "4"): {"step": 9.0}})
+
+    assert repr({"step": 7.0, "loss": float("nan")}) == repr(kept[KEY])
+    assert {"step": 9.0} == kept["slurm/7", "4"]
+    node.now += 301
+    assert {("slurm/7", "4"): {"step": 9.0}} == node.life.last_facts({})
 
 
 def test_ranks_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,12 +65,19 @@ class ExitsCollector:
         now = self._clock()
         for key, rank in self.life.ranks().items():
             yield from _rank(key, rank, now)
-        if self._output is not None:
-            for key, training in self._output.ended_training().items():
-                for fact, family in _LAST.items():
-                    value = getattr(training, fact)
-                    if value is not None:
-                        yield Sample(family, key, value)
+        for key, facts in self.life.last_facts(self._told()).items():
+            for fact, value in facts.items():
+                if fact in _LAST:
+                    yield Sample(_LAST[fact], key, value)
+
+    def _told(self) -> dict[Key, dict[str, float]]:
+        """Return what the output of ranks that ended has said last."""
+        if self._output is None:
+            return {}
+        return {
+            key: {fact: value for fact in _LAST if (value := getattr(training, fact)) is not None}
+            for key, training in self._output.ended_training().items()
+        }
 
 
 def _rank(key: Key, rank: RankLife, now: float) -> Iterator[Sample]:
