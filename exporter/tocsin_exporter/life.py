@@ -223,10 +223,16 @@ class Life:
             return
         key, name = (process.job_id, process.rank), (process.pid, process.start_ticks)
         rank = self._rank(key)
-        main = min(rank.living.values(), key=lambda each: (each.start_ticks, each.pid), default=process)
+        if rank.ended == name:
+            # Told after it had been counted as unknown: the cause is served, the count stands.
+            rank.last = (when, code, signal)
+            return
+        # One that has left is no rank any more, or its own end is still to come.
+        others = (who for each, who in rank.living.items() if each not in self._waiting and each != name)
+        main = min((process, *others), key=lambda each: (each.start_ticks, each.pid))
         rank.living.pop(name, None)
         rank.seen = self._clock()
-        if (main.pid, main.start_ticks) != name:
+        if main is not process:
             rank.main = (main.pid, main.start_ticks, main.start_time)
         else:
             self._end(rank, name, kind, when, code, signal, core=core)

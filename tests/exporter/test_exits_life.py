@@ -110,6 +110,31 @@ def test_a_change_of_mind_is_no_restart(node: Node) -> None:
     assert {0} == set(node.rank().counts.values())
 
 
+def test_a_short_life_below_a_wrapper_has_an_end(node: Node) -> None:
+    """Also when nobody has scraped since identity took the wrapper for the rank."""
+    wrapper = node.start(10)
+    del node.here[10]
+    node.life.left(wrapper)
+    node.start(11)
+    node.now += 9
+    node.end(11, 1 << 8)
+
+    assert {"ok": 0, "error": 1, "signal": 0, "unknown": 0} == node.rank().counts
+
+
+def test_a_report_that_comes_too_late_counts_nothing_twice(node: Node) -> None:
+    """The end was counted as unknown; its signal is served all the same."""
+    who = node.start(10)
+    node.end(10)
+    node.now += 10
+    assert 1 == node.rank().counts["unknown"]
+
+    node.life.ended(ExitEvent(who, 9, 1000.5))
+
+    assert {"ok": 0, "error": 0, "signal": 0, "unknown": 1} == node.rank().counts
+    assert (1000.5, "", "9") == node.rank().last
+
+
 def test_core_dumps_are_counted(node: Node) -> None:
     """The status says whether memory was written out."""
     for pid, status in ((10, 11), (11, 11 | 0x80)):
