@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -194,6 +195,38 @@ def test_a_kernel_that_keeps_no_waits_has_none(tmp_path: Path) -> None:
     }
     assert {1} == {row.threads for row in rows}
     assert [None, None] == [row.workers for row in rows]
+
+
+def test_garbage_costs_only_itself(tmp_path: Path) -> None:
+    """Files that were cut, hold anything at all, are pipes or folders: a reading still comes."""
+    chance = random.Random(7)
+    scene = Scene(tmp_path / "sys", tmp_path / "proc")
+    for pid in (11, 12):
+        process(tmp_path / "proc", pid)
+        scene.rank(pid, str(pid))
+    folder = tmp_path / "proc/11"
+    paths = [*folder.rglob("*"), folder / "limits", folder / "numa_maps", folder / "task/11/children"]
+    good = {path: path.read_bytes() if path.exists() else b"x" for path in paths if not path.is_dir()}
+    for _ in range(150):
+        path = chance.choice(list(good))
+        if path.is_dir():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+        match chance.randrange(6):
+            case 0:
+                path.write_bytes(chance.randbytes(chance.randrange(3000)))
+            case 1:
+                path.write_bytes(good[path][: chance.randrange(60)])
+            case 2:
+                path.write_bytes(good[path].replace(b"1", b"-" + b"9" * chance.randrange(40)))
+            case 3:
+                os.mkfifo(path)
+            case 4:
+                path.mkdir()
+            case _:
+                path.write_bytes(good[path])
+        ranks = {row.rank for row in scene.reading().ranks}
+        assert "12" in ranks
 
 
 def test_doctor_says_what_a_kernel_lacks(tmp_path: Path) -> None:

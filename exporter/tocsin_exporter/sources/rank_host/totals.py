@@ -27,7 +27,8 @@ class Growing:
         self._reading += 1
         for name, value in parts.items():
             before = self._last.get(name)
-            self.total += value - before[0] if before is not None and value >= before[0] else value
+            grown = value - before[0] if before is not None and value >= before[0] else value
+            self.total += max(grown, 0.0)
             self._last[name] = (value, self._reading)
         if len(self._last) > len(parts):
             for name in [n for n, (_, at) in self._last.items() if self._reading - at >= _MISSING]:
