@@ -202,11 +202,14 @@ def test_only_executable_mappings_of_known_names_are_looked_at(tmp_path: Path) -
         "7f07-7f08 r-xp 00000000 fe:00 15 /opt/torch/__init__.py\n"
         "7f09-7f0a rw-p 00000000 00:00 0\n"
         "7f0b-7f0c r-xp 00000000 fe:00 16 /opt/libcudart.so.12\n"
+        "7f0d-7f0e r-xp 00000000 fe:00 17 /opt/libcublas.so.12\n"
     )
 
-    assert [("/opt/lib/libcuda.so.550.1", 12), ("/opt/lib/libnccl.so.2", 13)] == [
-        (mapping.path, mapping.inode) for mapping in mapped_libraries(tmp_path, 7)
-    ]
+    assert [
+        ("/opt/lib/libcuda.so.550.1", 12),
+        ("/opt/lib/libnccl.so.2", 13),
+        ("/opt/libcudart.so.12", 16),
+    ] == [(mapping.path, mapping.inode) for mapping in mapped_libraries(tmp_path, 7)]
 
 
 def test_a_pipe_in_place_of_a_library_holds_nobody_up(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ __all__ = ["OBJECT", "BuildError", "build", "main"]
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "tocsin.bpf.c"
-HEADERS = (FOLDER / "kernel.h", FOLDER / "maps.h")
+HEADERS = tuple(FOLDER / name for name in ("kernel.h", "abi.h", "bodies.h", "maps.h"))
 OBJECT = FOLDER / "tocsin.bpf.o"
 
 _ARCHITECTURES = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm64", "arm64": "arm64"}

@@ -8,311 +8,34 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-static __always_inline __u64 current_pid_tgid(void)
-{
-	struct bpf_pidns_info {
-		__u32 pid;
-		__u32 tgid;
-	} info = {};
+#define LOOKUP(map, key) bpf_map_lookup_elem(&(map), &(key))
+#define UPDATE(map, key, value) bpf_map_update_elem(&(map), &(key), &(value), BPF_ANY)
+#define DELETE(map, key) bpf_map_delete_elem(&(map), &(key))
+#define CONFIG(field) (config.field)
 
-	if (config.pidns_ino == 0)
-		return bpf_get_current_pid_tgid();
-	if (bpf_get_ns_current_pid_tgid(config.pidns_dev, config.pidns_ino, (void *)&info, sizeof(info)))
-		return 0;
-	return (__u64)info.tgid << 32 | info.pid;
-}
-
-static __always_inline struct target *find_target(__u64 pid_tgid)
-{
-	__u32 tgid = pid_tgid >> 32;
-
-	return bpf_map_lookup_elem(&targets, &tgid);
-}
-
-static __always_inline struct rank_stat *stat_of(const struct target *target)
-{
-	__u32 slot = target->slot;
-
-	return bpf_map_lookup_elem(&ranks, &slot);
-}
-
-static __always_inline struct rank_stat *current_stat(__u64 *pid_tgid)
-{
-	struct target *target;
-
-	*pid_tgid = current_pid_tgid();
-	target = find_target(*pid_tgid);
-	return target ? stat_of(target) : 0;
-}
+#include "bodies.h"
 
 static __always_inline __u64 cookie_of(void *ctx)
 {
 	return config.constant_cookie == NO_COOKIE ? bpf_get_attach_cookie(ctx) : config.constant_cookie;
 }
 
-static __always_inline void add(__u64 *counter, __u64 amount)
-{
-	__sync_fetch_and_add(counter, amount);
-}
-
-static __always_inline void observe(struct histogram *h, const volatile __u64 *bounds, __u64 ns)
-{
-	__u32 i;
-
-#pragma unroll
-	for (i = 0; i < BOUNDS; i++)
-		if (ns <= bounds[i])
-			break;
-	if (i >= BUCKETS)
-		return;
-	add(&h->buckets[i], 1);
-	add(&h->sum_ns, ns);
-}
-
-/* Each load is fenced: clang would merge them into one through a computed pointer, which the
- * verifier refuses for a context. */
-static __always_inline __u64 argument(struct pt_regs *ctx, __u32 number)
-{
-	__u64 value = 0;
-
-	switch (number) {
-	case 1:
-		value = REG_ARG1(ctx);
-		barrier_var(value);
-		break;
-	case 2:
-		value = REG_ARG2(ctx);
-		barrier_var(value);
-		break;
-	case 3:
-		value = REG_ARG3(ctx);
-		barrier_var(value);
-		break;
-	case 4:
-		value = REG_ARG4(ctx);
-		barrier_var(value);
-		break;
-	case 5:
-		value = REG_ARG5(ctx);
-		barrier_var(value);
-		break;
-	case 6:
-		value = REG_ARG6(ctx);
-		barrier_var(value);
-		break;
-	case 7:
-#ifdef REG_ARG7
-		value = REG_ARG7(ctx);
-		barrier_var(value);
-#else
-		value = REG_SP(ctx);
-		barrier_var(value);
-		/* Past the return address; the probe sits before anything is pushed. */
-		if (bpf_probe_read_user(&value, sizeof(value), (void *)(value + 8)))
-			value = 0;
-#endif
-		break;
+#define PROBE(section, name, body)                \
+	SEC(section)                              \
+	int name(struct pt_regs *ctx)             \
+	{                                         \
+		return body(ctx, cookie_of(ctx)); \
 	}
-	return value;
-}
 
-static __always_inline void touch(struct op_stat *op, __u64 now)
-{
-	add(&op->calls, 1);
-	op->last_ns = now;
-}
-
-/* Kernel launches: entry only, since the return probe would double the cost of the hottest call. */
-SEC("uprobe")
-int launch_enter(struct pt_regs *ctx)
-{
-	__u64 pid_tgid, now, *last;
-	struct rank_stat *stat = current_stat(&pid_tgid);
-
-	if (!stat)
-		return 0;
-	now = bpf_ktime_get_ns();
-	if (now - stat->launch_window_ns > SECOND) {
-		stat->launch_window_ns = now;
-		stat->launch_window_calls = 0;
-	}
-	if (stat->launch_window_calls++ >= config.launch_limit) {
-		add(&stat->drop_rate_guard, 1);
-		return 0;
-	}
-	touch(&stat->ops[COOKIE_OP(cookie_of(ctx))], now);
-	last = bpf_map_lookup_elem(&launches, &pid_tgid);
-	if (last) {
-		observe(&stat->gap, config.gap_bounds, now - *last);
-		*last = now;
-	} else if (bpf_map_update_elem(&launches, &pid_tgid, &now, BPF_ANY)) {
-		add(&stat->drop_map_full, 1);
-	}
-	return 0;
-}
-
-SEC("uprobe")
-int call_enter(struct pt_regs *ctx)
-{
-	__u64 pid_tgid, now, cookie;
-	struct rank_stat *stat = current_stat(&pid_tgid);
-	struct inflight_key key = {};
-
-	if (!stat)
-		return 0;
-	cookie = cookie_of(ctx);
-	now = bpf_ktime_get_ns();
-	/* At entry, so that a call that never returns is seen. */
-	touch(&stat->ops[COOKIE_OP(cookie)], now);
-	if (!(cookie & COOKIE_WAITS))
-		return 0;
-	key.pid_tgid = pid_tgid;
-	key.op = COOKIE_OP(cookie);
-	if (bpf_map_update_elem(&inflight, &key, &now, BPF_ANY))
-		add(&stat->drop_map_full, 1);
-	return 0;
-}
-
-SEC("uretprobe")
-int call_leave(struct pt_regs *ctx)
-{
-	__u64 pid_tgid, cookie, *start;
-	struct rank_stat *stat = current_stat(&pid_tgid);
-	struct inflight_key key = {};
-
-	if (!stat)
-		return 0;
-	cookie = cookie_of(ctx);
-	if ((__u32)REG_RESULT(ctx) != 0)
-		add(&stat->ops[COOKIE_OP(cookie)].errors, 1);
-	if (!(cookie & COOKIE_WAITS))
-		return 0;
-	key.pid_tgid = pid_tgid;
-	key.op = COOKIE_OP(cookie);
-	start = bpf_map_lookup_elem(&inflight, &key);
-	if (!start)
-		return 0;
-	observe(&stat->wait, config.wait_bounds, bpf_ktime_get_ns() - *start);
-	bpf_map_delete_elem(&inflight, &key);
-	return 0;
-}
-
-static __always_inline __u64 new_comm(struct rank_stat *stat, struct comm_key *key)
-{
-	__u64 index = __sync_fetch_and_add(&stat->comm_next, 1);
-
-	if (index > OTHER_COMM)
-		index = OTHER_COMM;
-	if (bpf_map_update_elem(&comms, key, &index, BPF_ANY))
-		add(&stat->drop_map_full, 1);
-	return index;
-}
-
-static __always_inline __u64 type_size(__u64 type)
-{
-	/* ncclDataType_t: int8 uint8 int32 uint32 int64 uint64 half float double bfloat16 fp8 fp8 */
-	switch (type) {
-	case 0:
-	case 1:
-	case 10:
-	case 11:
-		return 1;
-	case 6:
-	case 9:
-		return 2;
-	case 2:
-	case 3:
-	case 7:
-		return 4;
-	case 4:
-	case 5:
-	case 8:
-		return 8;
-	}
-	return 0;
-}
-
-SEC("uprobe")
-int nccl_enter(struct pt_regs *ctx)
-{
-	__u64 pid_tgid, cookie, index, *known;
-	struct rank_stat *stat = current_stat(&pid_tgid);
-	struct comm_key key = {};
-	struct op_stat *op;
-
-	if (!stat)
-		return 0;
-	cookie = cookie_of(ctx);
-	op = &stat->ops[COOKIE_OP(cookie)];
-	touch(op, bpf_ktime_get_ns());
-	if (COOKIE_COUNT(cookie))
-		add(&op->bytes, argument(ctx, COOKIE_COUNT(cookie)) *
-					type_size((__u32)argument(ctx, COOKIE_TYPE(cookie))));
-	if (!COOKIE_COMM(cookie))
-		return 0;
-	key.comm = argument(ctx, COOKIE_COMM(cookie));
-	key.tgid = pid_tgid >> 32;
-	if (!key.comm)
-		return 0;
-	if (cookie & COOKIE_ENDS_COMM) {
-		/* The address may be given to the next communicator. */
-		bpf_map_delete_elem(&comms, &key);
-		return 0;
-	}
-	known = bpf_map_lookup_elem(&comms, &key);
-	/* Created before the probe was there: counted from its first call on. */
-	index = known ? *known : new_comm(stat, &key);
-	if (index < COMMS)
-		add(&stat->comm_calls[index], 1);
-	return 0;
-}
-
-/* Communicator creation: the handle is known only after the call has stored it. */
-SEC("uprobe")
-int comm_enter(struct pt_regs *ctx)
-{
-	__u64 pid_tgid, cookie, out;
-	struct rank_stat *stat = current_stat(&pid_tgid);
-	struct inflight_key key = {};
-
-	if (!stat)
-		return 0;
-	cookie = cookie_of(ctx);
-	touch(&stat->ops[COOKIE_OP(cookie)], bpf_ktime_get_ns());
-	out = argument(ctx, COOKIE_COMM(cookie));
-	key.pid_tgid = pid_tgid;
-	key.op = COOKIE_OP(cookie);
-	if (bpf_map_update_elem(&inflight, &key, &out, BPF_ANY))
-		add(&stat->drop_map_full, 1);
-	return 0;
-}
-
-SEC("uretprobe")
-int comm_leave(struct pt_regs *ctx)
-{
-	__u64 pid_tgid, cookie, comm = 0, *out;
-	struct rank_stat *stat = current_stat(&pid_tgid);
-	struct inflight_key key = {};
-	struct comm_key made = {};
-
-	if (!stat)
-		return 0;
-	cookie = cookie_of(ctx);
-	key.pid_tgid = pid_tgid;
-	key.op = COOKIE_OP(cookie);
-	out = bpf_map_lookup_elem(&inflight, &key);
-	if (!out)
-		return 0;
-	if ((__u32)REG_RESULT(ctx) != 0)
-		add(&stat->ops[COOKIE_OP(cookie)].errors, 1);
-	else if (!bpf_probe_read_user(&comm, sizeof(comm), (void *)*out) && comm) {
-		made.comm = comm;
-		made.tgid = pid_tgid >> 32;
-		new_comm(stat, &made);
-	}
-	bpf_map_delete_elem(&inflight, &key);
-	return 0;
-}
+PROBE("uprobe", launch_enter, launch_entered)
+PROBE("uprobe", call_enter, call_entered)
+PROBE("uretprobe", call_leave, call_left)
+PROBE("uprobe", nccl_enter, nccl_entered)
+PROBE("uretprobe", nccl_leave, nccl_left)
+PROBE("uprobe", comm_enter, comm_entered)
+PROBE("uretprobe", comm_leave, comm_left)
+PROBE("uprobe", async_enter, async_entered)
+PROBE("uretprobe", async_leave, async_left)
 
 /* Sends the next chunk of [from, from + size) and says how much that was; 0 when it cannot. */
 static __always_inline __u32 send(struct rank_stat *stat, struct output *rec, __u64 from, __u64 size)

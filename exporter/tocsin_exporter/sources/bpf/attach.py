@@ -41,13 +41,23 @@ class _File:
 
 
 class Attacher:
-    """Attaches to files by inode, for *layers* among ``cuda`` and ``nccl``. Used from one thread."""
+    """
+    Attaches to files by inode, for *layers* among ``cuda`` and ``nccl``. Used from one thread.
+
+    Calls of the operations *without* are not probed.
+    """
 
     def __init__(
-        self, proc: Path, programs: Programs, layers: Collection[str], clock: Callable[[], float]
+        self,
+        proc: Path,
+        programs: Programs,
+        layers: Collection[str],
+        clock: Callable[[], float],
+        without: Collection[str] = (),
     ) -> None:
         self._proc = proc
         self._layers = layers
+        self._without = frozenset(without)
         self._programs = programs
         self._clock = clock
         self._files: dict[tuple[int, int], _File] = {}
@@ -72,7 +82,7 @@ class Attacher:
             return entry
         with open_mapped(self._proc, pid, mapping) as file:
             try:
-                library = read_library(file, mapping, self._layers)
+                library = read_library(file, mapping, self._layers, self._without)
             except SourceError as err:
                 log.warning("ebpf library=%s: %s", mapping.path, err.detail)
                 library = Library((-2, mapping.inode), (), frozenset())

@@ -17,7 +17,7 @@ from tocsin_exporter.sources.bpf.symbols import SYMBOLS, Site, sites
 __all__ = ["Library", "Mapping", "is_probed_elsewhere", "mapped_libraries", "open_mapped", "read_library"]
 
 # Besides their own libraries NCCL's functions may be linked into torch or a plugin.
-_NAMES = re.compile(r"(libcuda\.so|libnccl[^/]*\.so|nccl|torch)[^/]*$")
+_NAMES = re.compile(r"(libcuda\.so|libcudart|libnccl[^/]*\.so|nccl|torch)[^/]*$")
 _NOT_ELF = re.compile(r"\.(py|pyc|json|txt|pt|bin|safetensors)$")
 _MAX_MAPS = 16 << 20
 _MAX_LIBRARIES = 64
@@ -111,15 +111,25 @@ def _open(path: Path) -> BinaryIO:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
 
 
-def read_library(file: BinaryIO, mapping: Mapping, layers: Collection[str]) -> Library:
-    """Return what is to be probed in an open file for *layers*; nothing for one without known symbols."""
+def read_library(
+    file: BinaryIO, mapping: Mapping, layers: Collection[str], without: Collection[str] = ()
+) -> Library:
+    """
+    Return what is to be probed in an open file for *layers* (``cuda`` has the runtime's with it).
+
+    Nothing for one without known symbols; operations *without* are left alone.
+    """
     status = os.fstat(file.fileno())
+    wanted = {*layers, *(("cudart",) if "cuda" in layers else ())}
     # Only the driver has driver calls; a shim that exports the names too would count twice.
-    possible = {"nccl"} if "libcuda.so" not in mapping.path else set(SYMBOLS)
-    names = {name for layer in possible & set(layers) for name in SYMBOLS[layer]}
+    possible = {"nccl"}
+    for part, layer in (("libcuda.so", "cuda"), ("libcudart", "cudart")):
+        if part in mapping.path:
+            possible.add(layer)
+    names = {name for layer in possible & wanted for name in SYMBOLS[layer]}
     found = elf.read_dynamic(file, names)
-    present = frozenset(layer for layer, wanted in SYMBOLS.items() if wanted & found.keys())
-    return Library((status.st_dev, status.st_ino), sites(found), present)
+    present = frozenset(layer for layer, known in SYMBOLS.items() if known & found.keys())
+    return Library((status.st_dev, status.st_ino), sites(found, without), present)
 
 
 def is_probed_elsewhere(proc: Path, pid: int, mapping: Mapping, file: BinaryIO, library: Library) -> bool:

@@ -21,9 +21,12 @@ __all__ = ["Attachment", "Limits", "Programs", "Rung", "load"]
 
 log = logging.getLogger(__name__)
 
-_UPROBES = ("launch_enter", "call_enter", "call_leave", "nccl_enter", "comm_enter", "comm_leave")
-_SHARED_MAPS = ("targets", "ranks", "launches", "inflight", "comms", "records", "scratch")
-_LRU_MAPS = ("launches", "inflight", "comms")
+_UPROBES = (
+    *("launch_enter", "call_enter", "call_leave", "nccl_enter", "nccl_leave"),
+    *("comm_enter", "comm_leave", "async_enter", "async_leave"),
+)
+_SHARED_MAPS = ("targets", "ranks", "launches", "in_flight", "comms", "records", "scratch")
+_LRU_MAPS = ("launches", "in_flight", "comms")
 # An LRU map hands out its entries to CPUs in batches; with few per CPU it evicts what is in use.
 _LRU_PER_CPU = 256
 _LRU_LEAST = 16384
@@ -44,7 +47,7 @@ class Rung(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Guards per rank and second: launches counted, bytes of output handed over."""
+    """Guards per rank and second: launches whose gaps are measured, bytes of output handed over."""
 
     launches: int = 250_000
     output_bytes: int = 1 << 18
@@ -131,6 +134,7 @@ class Programs:
             0 if outside else namespace.st_ino,
             *_nanoseconds("tocsin_cuda_sync_seconds"),
             *_nanoseconds("tocsin_cuda_launch_gap_seconds"),
+            *layout.SIZE_BOUNDS,
         )
         self.lib.write_initial(self.lib.map(handle, ".rodata"), symbol.offset, data)
 

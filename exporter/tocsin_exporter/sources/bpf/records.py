@@ -55,7 +55,8 @@ class RankCounts:
     Calls of one rank, over all its processes while any of them lives.
 
     ``layers`` are those of ``cuda`` and ``nccl`` whose library a process of the rank has loaded
-    and that is probed. ``offset`` turns the kernel's monotonic times into wall-clock seconds.
+    and that is probed (``cudart`` beside them, where the runtime is). ``offset`` turns the kernel's
+    monotonic times into wall-clock seconds; operations ``without`` are not probed on purpose.
     """
 
     job_id: str
@@ -63,6 +64,7 @@ class RankCounts:
     layers: frozenset[str]
     stat: RankStat
     offset: float
+    without: frozenset[str] = frozenset()
 
     def last_call(self, ops: tuple[str, ...]) -> float | None:
         """Return when one of *ops* was last called, or None."""

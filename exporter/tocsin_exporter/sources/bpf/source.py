@@ -79,6 +79,7 @@ class BpfSource:
         wanted: Collection[str] = WANTED,
         limits: Limits | None = None,
         rungs: Iterable[Rung] = tuple(Rung),
+        without: Collection[str] = (),
         poll: float = _POLL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -89,6 +90,7 @@ class BpfSource:
         self._errors = errors
         self._proc = proc
         self._wanted = frozenset(wanted)
+        self.without = frozenset(without)
         self._object = object_path
         self._limits = limits or Limits()
         self._rungs = tuple(rungs)
@@ -139,7 +141,7 @@ class BpfSource:
             log.warning("ebpf is off: %s", err.detail)
             self._close()
             return
-        self._attacher = Attacher(self._proc, self._programs, self._wanted, self._clock)
+        self._attacher = Attacher(self._proc, self._programs, self._wanted, self._clock, self.without)
         try:
             # Also without the collector: an end is when a target's place becomes free.
             self._programs.attach_exit()
@@ -204,7 +206,7 @@ class BpfSource:
                 known = stats.get(target.key) or self._retired.get(target.key)
                 stats[target.key] = known.plus(stat) if known else stat
                 layers[target.key] = layers.get(target.key, frozenset()) | target.layers
-        return tuple(RankCounts(*key, layers[key], stat, offset) for key, stat in stats.items())
+        return tuple(RankCounts(*key, layers[key], stat, offset, self.without) for key, stat in stats.items())
 
     def attached(self) -> dict[str, str]:
         """Return what was found in each library looked at, by path: layers, or why nothing is probed."""
@@ -329,6 +331,6 @@ class BpfSource:
 
 def _scan_interval(age: float, layers: frozenset[str]) -> float:
     # Frameworks load the driver late; once both layers are there little can follow.
-    if len(layers) == 2 or age > 120:
+    if {"cuda", "nccl"} <= layers or age > 120:
         return 60.0
     return 1.0 if age < 30 else 5.0
