@@ -14,7 +14,7 @@ __all__ = ["JOB", "UNPROBED", "Rank", "build"]
 
 JOB = "bench-ebpf"
 # A call of each library that no probe is on: what a call costs by itself.
-UNPROBED = {"cuda": "cuDriverGetVersion", "nccl": "ncclGetVersion"}
+UNPROBED = {"cuda": "cuDriverGetVersion", "cudart": "cudaGetLastError", "nccl": "ncclGetVersion"}
 _HEAD = """
 #ifdef __x86_64__
 #define BEGIN __asm__ volatile("push %rbx\\n\\tpop %rbx");
@@ -23,7 +23,7 @@ _HEAD = """
 #endif
 #define FUNCTION(name) int name(void) { BEGIN return 0; }
 """
-_FILES = {"cuda": "libcuda.so.1", "nccl": "libnccl.so.2"}
+_FILES = {"cuda": "libcuda.so.1", "cudart": "libcudart.so.12", "nccl": "libnccl.so.2"}
 
 
 def build(folder: Path) -> tuple[Path, dict[str, Path]]:
