@@ -133,7 +133,9 @@ def test_no_path_of_the_web_surface_changes_state(running: Running, method: str)
     for path in ("/quiesce", "/-/quiesce?for=5m", "/-/reload", "/-/quit", "/control", "/api/v1/quiesce"):
         connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
         connection.request(method, path, body=b'{"command": "quiesce", "seconds": 60}' if method != "GET" else None)
-        assert connection.getresponse().status in (404, 405)
+        # A body that comes after the answer is not read: the connection may end before the answer was.
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.getresponse().status in (404, 405)
         connection.close()
     assert reading(running.scrape())
 
