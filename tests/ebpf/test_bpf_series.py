@@ -57,6 +57,21 @@ def test_an_operation_that_is_left_out_has_no_series() -> None:
     assert 'op="sync_stream"' in lines
 
 
+def test_looking_for_errors_is_no_progress() -> None:
+    """
+    A watchdog asks for errors all the time, most of all while a collective hangs: that is no call of the rank.
+    """
+    words = list(layout.RankStat.zero().words)
+    start = symbols.op_number("async_error") * 5
+    words[start], words[start + 3] = 9, 1_000_000_000
+    polled = RankCounts("slurm/1", "0", frozenset(("nccl",)), layout.RankStat(tuple(words)), 0.0)
+
+    lines = "\n".join(served(polled))
+
+    assert 'op="async_error"} 9' in lines
+    assert "tocsin_nccl_last_call_timestamp_seconds" not in lines
+
+
 def test_the_numbers_of_the_header_are_those_of_the_reader() -> None:
     """
     The C header and its mirror agree about every bound and place.

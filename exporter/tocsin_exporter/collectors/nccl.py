@@ -14,6 +14,9 @@ __all__ = ["NAME", "NcclCollector", "build"]
 
 NAME = "nccl"
 
+# A watchdog looks for errors all the time, most of all while a collective hangs.
+_PROGRESS_OPS = tuple(op for op in NCCL_OPS if op != "async_error")
+
 
 class NcclCollector:
     """
@@ -43,7 +46,7 @@ class NcclCollector:
                     yield Sample("tocsin_nccl_errors_total", (*key, op), stat.errors)
             yield from _payloads(rank, key)
             yield from _communicators(rank, key)
-            last = rank.last_call(NCCL_OPS)
+            last = rank.last_call(_PROGRESS_OPS)
             if last is not None:
                 yield Sample("tocsin_nccl_last_call_timestamp_seconds", key, last)
 

@@ -64,7 +64,7 @@ FAMILIES = (
     Family("tocsin_cuda_launch_gap_seconds", _H, RANK, "seconds", "Time between one launch and the next on a host thread.", buckets=_GAP_BUCKETS),
     Family("tocsin_cuda_last_call_timestamp_seconds", _G, RANK, "seconds", "When the rank last made a probed CUDA call."),
     Family("tocsin_nccl_calls_total", _C, (*RANK, "op"), "", "NCCL calls by kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, send, recv, all_to_all, gather, scatter, group_end, comm_init, comm_split, comm_finalize, comm_destroy, comm_abort, async_error (looks at a communicator's state)."),
-    Family("tocsin_nccl_errors_total", _C, (*RANK, "op"), "", "NCCL calls that returned an error: transfer (all that move data), group_end, comm_init, comm_split, comm_finalize, comm_destroy, comm_abort; of async_error the looks that found one."),
+    Family("tocsin_nccl_errors_total", _C, (*RANK, "op"), "", "NCCL calls that returned an error: transfer (all that move data), group_end, comm_init, comm_split, comm_finalize, comm_destroy, comm_abort; of async_error the looks that found one, so one error counts as often as it is looked at."),
     Family("tocsin_nccl_bytes_total", _C, (*RANK, "op"), "bytes", "Payload bytes handed to NCCL calls: their count times the size of their type."),
     Family("tocsin_nccl_sized_calls_total", _C, (*RANK, "op", "size"), "", "NCCL calls by the class of their payload, named by its upper bound: 4KiB, 64KiB, 1MiB, 16MiB, 256MiB, larger; present from a class's first call."),
     Family("tocsin_nccl_type_bytes_total", _C, (*RANK, "type"), "bytes", "Payload bytes of NCCL calls by data type; present from a type's first call."),
@@ -72,6 +72,6 @@ FAMILIES = (
     Family("tocsin_nccl_communicator_calls_total", _C, (*RANK, "comm"), "", "Collective calls per communicator, by order of its creation (0 to 15, then other): the rank with the fewest is behind."),
     Family("tocsin_nccl_communicator_bytes_total", _C, (*RANK, "comm"), "bytes", "Payload bytes per communicator."),
     Family("tocsin_nccl_communicator_last_call_timestamp_seconds", _G, (*RANK, "comm"), "seconds", "When the rank last called a communicator."),
-    Family("tocsin_nccl_last_call_timestamp_seconds", _G, RANK, "seconds", "When the rank last made an NCCL call."),
+    Family("tocsin_nccl_last_call_timestamp_seconds", _G, RANK, "seconds", "When the rank last made an NCCL call; looks at a communicator's state (async_error) are none."),
     Family("tocsin_rank_probe_drops_total", _C, (*RANK, "source"), "", "Events of this rank that the probes could not count: map_full, ring_full, rate_guard."),
 )
