@@ -59,7 +59,7 @@ def test_an_operation_that_is_left_out_has_no_series() -> None:
 
 def test_looking_for_errors_is_no_progress() -> None:
     """
-    A watchdog asks for errors all the time, most of all while a collective hangs: that is no call of the rank.
+    A watchdog asks for errors all the time, most of all while a collective hangs: that is no progress.
     """
     words = list(layout.RankStat.zero().words)
     start = symbols.op_number("async_error") * 5
