@@ -9,16 +9,15 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import debian
+from tests.debian import UnavailableError
+
 __all__ = ["RealLibraries", "UnavailableError", "libraries"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DRIVER_PACKAGE = "libcuda1"
 _NCCL_PACKAGE = "nvidia-nccl-cu12"
 _NCCL_MEMBER = "nvidia/nccl/lib/libnccl.so.2"
-
-
-class UnavailableError(Exception):
-    """The libraries cannot be had on this machine; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,7 @@ def libraries(folder: Path = _ROOT / ".tools" / "nvidia") -> RealLibraries:
 
 
 def _fetch_driver(work: Path, target: Path) -> None:
-    sys.path.insert(0, str(_ROOT / "deploy" / "setup"))
-    try:
-        import archive
-    finally:
-        sys.path.pop(0)
-    source = next(
-        (each for each in archive.read_sources(Path("/etc/apt")) if "main" in each.components), None
-    )
-    if source is None:
-        raise UnavailableError("no Debian archive in /etc/apt")
-    try:
-        archive.fetch(
-            source, source.suites[0], [_DRIVER_PACKAGE], work / "apt", work / "tree", component="non-free"
-        )
-    except archive.FetchError as err:
-        raise UnavailableError(f"{_DRIVER_PACKAGE} could not be fetched: {err}") from err
+    debian.fetch(_DRIVER_PACKAGE, [_DRIVER_PACKAGE], work / "apt", work / "tree", component="non-free")
     library = next((path for path in (work / "tree").rglob("libcuda.so.*") if not path.is_symlink()), None)
     if library is None:
         raise UnavailableError(f"{_DRIVER_PACKAGE} holds no libcuda.so")

@@ -7,10 +7,12 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests import debian
+from tests.debian import UnavailableError
 
 __all__ = ["NODES", "SlurmCluster", "UnavailableError", "programs"]
 
@@ -21,32 +23,17 @@ _DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 _CONTROLLERS = ("freezer", "devices", "memory", "cpuset", "cpuacct")
 
 
-class UnavailableError(Exception):
-    """This machine cannot run Slurm; the text says why."""
-
-
 def programs(root: Path) -> Path:
     """
     Return a tree with Debian's Slurm, unpacked beside the system: no service of it is ever started.
 
     Raises UnavailableError where it cannot be had.
     """
-    sys.path.insert(0, str(root / "deploy" / "setup"))
-    try:
-        import archive
-    finally:
-        sys.path.pop(0)
     if os.geteuid() != 0:
         raise UnavailableError("Slurm's daemons and device files need root")
     tree = root / ".tools" / "slurm"
     if (tree / "usr/sbin/slurmstepd").is_file():
         return tree
-    source = next(
-        (each for each in archive.read_sources(Path("/etc/apt")) if "main" in each.components),
-        None,
-    )
-    if source is None:
-        raise UnavailableError("no Debian archive in /etc/apt")
     plan = subprocess.run(
         ["apt-get", "-s", "-qq", "install", "--no-install-recommends", *_PACKAGES],
         capture_output=True, text=True, check=False, timeout=120,
@@ -54,10 +41,7 @@ def programs(root: Path) -> Path:
     names = [line.split()[1] for line in plan.stdout.splitlines() if line.startswith("Inst ")]
     if plan.returncode or "slurmd" not in names:
         raise UnavailableError(f"apt offers no Slurm: {plan.stderr.strip()[-200:]}")
-    try:
-        archive.fetch(source, source.suites[0], names, root / ".tools" / "apt-slurm", tree)
-    except archive.FetchError as err:
-        raise UnavailableError(f"Slurm could not be fetched: {err}") from err
+    debian.fetch("Slurm", names, root / ".tools" / "apt-slurm", tree)
     for name in _DAEMONS:
         # Which daemon it is, Slurm's own library knows by the program's name.
         link = tree / "usr/sbin" / name
