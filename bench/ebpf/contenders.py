@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,9 @@ from pathlib import Path
 
 from bench.ebpf.load import JOB, Rank
 from bench.exporter.figures import tell
+
+from tocsin_lab.stack import ports
+from tocsin_lab.stack.procs import Child
 
 __all__ = ["Exporter", "backends", "bpftrace", "exporter"]
 
@@ -28,13 +30,13 @@ _QUIET = ("gpu", "gpu_events", "pcie", "fabric", "host")
 class Exporter:
     """A running exporter of this machine."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self.process = process
+    def __init__(self, child: Child, port: int) -> None:
+        self.child = child
         self._port = port
 
     def series(self) -> list[tuple[str, dict[str, str], float]]:
         """Return one scrape: (family, labels, value)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection = http.client.HTTPConnection(ports.LOOPBACK, self._port, timeout=10)
         try:
             connection.request("GET", "/metrics")
             text = connection.getresponse().read().decode()
@@ -47,12 +49,7 @@ class Exporter:
 
     def total(self, family: str, **labels: str) -> float:
         """Return the sum over the benchmark's job of the series that have *labels*."""
-        wanted = {"job_id": f"torchrun/{JOB}", **labels}
-        return sum(
-            value
-            for name, found, value in self.series()
-            if name == family and wanted.items() <= found.items()
-        )
+        return self.value(family, job_id=f"torchrun/{JOB}", **labels)
 
     def value(self, family: str, **labels: str) -> float:
         """Return the sum of the series of a family that have *labels*, of whatever job."""
@@ -77,32 +74,24 @@ def exporter(
     backend: str, ranks: Sequence[Rank], work: Path, flags: Sequence[str] = ()
 ) -> Iterator[Exporter | None]:
     """Run the exporter until the block ends; None, with the reason told, where the backend does not work."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    log = work / f"exporter-{backend}.log"
+    (port,) = ports.choose([0])
     argv = [
-        *(sys.executable, "-m", "tocsin_exporter", "--web.listen-address", f"127.0.0.1:{port}"),
+        *(sys.executable, "-m", "tocsin_exporter", "--web.listen-address", f"{ports.LOOPBACK}:{port}"),
         *("--control.socket", "", "--ebpf.backend", backend, *flags),
         *(f"--no-collector.{name}" for name in _QUIET),
     ]
-    with log.open("wb") as out:
-        process = subprocess.Popen(argv, stdout=out, stderr=out)
+    child = Child(backend, argv, os.environ, work / f"exporter-{backend}.log", work)
     try:
-        found = Exporter(process, port)
-        yield found if _ready(found, len(ranks), backend, log) else None
+        found = Exporter(child, port)
+        yield found if _ready(found, len(ranks)) else None
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        child.stop(30)
 
 
-def _ready(found: Exporter, ranks: int, backend: str, log: Path) -> bool:
+def _ready(found: Exporter, ranks: int) -> bool:
+    child = found.child
     end = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < end and found.process.poll() is None:
+    while time.monotonic() < end and child.exit_status() is None:
         try:
             seen = {
                 (name, labels["rank"])
@@ -116,7 +105,7 @@ def _ready(found: Exporter, ranks: int, backend: str, log: Path) -> bool:
         except OSError:
             pass
         time.sleep(0.2)
-    tell(f"{backend} is left out: it sees no calls within {_READY_SECONDS:.0f} s; {log.read_text()[-400:]}")
+    tell(f"{child.name} is left out: it sees no calls within {_READY_SECONDS:.0f} s; {child.tail()}")
     return False
 
 
@@ -128,24 +117,16 @@ def bpftrace(script: str, work: Path) -> Iterator[bool]:
         tell("bpftrace is left out: it is not installed (apt-get install bpftrace)")
         yield False
         return
-    log = work / "bpftrace.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [program, "-e", f'BEGIN {{ printf("ready\\n"); }} {script}'], stdout=out, stderr=out
-        )
+    child = Child("bpftrace", [program, "-e", script], os.environ, work / "bpftrace.log", work)
     try:
         end = time.monotonic() + 30
-        while time.monotonic() < end and process.poll() is None and b"Attaching" not in log.read_bytes():
+        while time.monotonic() < end and child.exit_status() is None and "Attaching" not in child.tail():
             time.sleep(0.1)
         # "Attaching" is printed before the probes are in place.
         time.sleep(2.0)
-        yield process.poll() is None
-        if process.poll() is not None:
-            tell(f"bpftrace is left out: {log.read_text()[-300:]}")
+        works = child.exit_status() is None
+        yield works
+        if not works:
+            tell(f"bpftrace is left out: {child.tail()}")
     finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        child.stop(20)

@@ -71,6 +71,8 @@ class Bench:
 
     def run(self) -> None:
         """Measure everything."""
+        (bare,) = self._ranks[0].do(f"write {_LINE} 200000")
+        self._figures.add("none_capture_flood_write", "ns", bare)
         found = backends()
         for number in range(self._settings.rounds):
             self._batches("none", KINDS)
@@ -111,7 +113,7 @@ class Bench:
                 )
 
     def _memory(self, backend: str, running: Exporter) -> None:
-        used = process.memory(process.family(running.process.pid))
+        used = process.memory(process.family(running.child.id.pid))
         self._figures.add(f"{backend}_pss", "MiB", used.pss / 2**20)
         self._figures.add(f"{backend}_memory_alone", "MiB", used.alone / 2**20)
 
@@ -119,7 +121,7 @@ class Bench:
         """Let every rank launch at the set rate; return the CPU time that the calls took, in cores."""
         settings = self._settings
         before = running.total("tocsin_cuda_calls_total", op="launch") if running else 0.0
-        own = process.cpu_seconds(process.family(running.process.pid)) if running else 0.0
+        own = process.cpu_seconds(process.family(running.child.id.pid)) if running else 0.0
         begin = time.monotonic()
         for rank in self._ranks:
             rank.say(f"rate {KINDS['launch']} {settings.rate} {settings.seconds * 1000:.0f}")
@@ -132,7 +134,7 @@ class Bench:
         self._figures.add(f"{who}_node_launches", "1/s", made / took)
         self._figures.add(f"{who}_node_cpu", "cores", used / took)
         if running is not None:
-            own = process.cpu_seconds(process.family(running.process.pid)) - own
+            own = process.cpu_seconds(process.family(running.child.id.pid)) - own
             counted = running.total("tocsin_cuda_calls_total", op="launch") - before
             self._figures.add(f"{who}_node_launches_lost", "", made - counted)
             self._figures.add(f"{who}_node_probe_cpu", "cores", used / took - base)
@@ -140,11 +142,13 @@ class Bench:
         return used / took
 
     def _read_time(self, backend: str, running: Exporter) -> None:
+        times = defaultdict(list)
+        for _ in range(30):
+            for name, labels, value in running.series():
+                if name == "tocsin_collector_duration_seconds":
+                    times[labels["collector"]].append(value)
         for collector in ("cuda", "nccl"):
-            times = [
-                running.value("tocsin_collector_duration_seconds", collector=collector) for _ in range(30)
-            ]
-            self._figures.add(f"{backend}_{collector}_read", "ms", statistics.median(times) * 1e3)
+            self._figures.add(f"{backend}_{collector}_read", "ms", statistics.median(times[collector]) * 1e3)
 
     def _capture(self, backend: str, running: Exporter) -> None:
         """One rank prints as fast as it can, then at a rate within the exporter's bound."""
@@ -173,8 +177,6 @@ def measure(
     """Run everything and add the figures."""
     bench = Bench(settings, work, program, libraries, figures)
     try:
-        (bare,) = bench._ranks[0].do(f"write {_LINE} 200000")
-        figures.add("none_capture_flood_write", "ns", bare)
         bench.run()
     finally:
         bench.close()
