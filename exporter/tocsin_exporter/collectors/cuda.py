@@ -8,7 +8,7 @@ from tocsin_exporter.collectors.base import HistogramSample, Sample
 from tocsin_exporter.errors import CollectError
 from tocsin_exporter.sources.bpf import BpfSource, RankCounts
 from tocsin_exporter.sources.bpf.layout import Histogram, OpStat
-from tocsin_exporter.sources.bpf.symbols import CUDA_OPS, WAITING_OPS, op_number
+from tocsin_exporter.sources.bpf.symbols import CUDA_OPS, WAITING_OPS
 
 __all__ = ["NAME", "CudaCollector", "build", "counted"]
 
@@ -56,7 +56,7 @@ class CudaCollector:
                 yield from self._calls(rank, key)
 
     def _calls(self, rank: RankCounts, key: tuple[str, str]) -> Iterator[Sample | HistogramSample]:
-        stats = {op: rank.stat.op(op_number(op)) for op in CUDA_OPS if op not in rank.without}
+        stats = rank.counted(CUDA_OPS)
         if "cudart" not in rank.layers:
             # The runtime may be linked into something else, where nothing can be probed.
             stats.pop("sync_device", None)

@@ -37,10 +37,7 @@ class NcclCollector:
             if "nccl" not in rank.layers:
                 continue
             key = (rank.job_id, rank.rank)
-            for op in NCCL_OPS:
-                if op in rank.without:
-                    continue
-                stat = rank.stat.op(op_number(op))
+            for op, stat in rank.counted(NCCL_OPS).items():
                 yield Sample("tocsin_nccl_calls_total", (*key, op), stat.calls)
                 if op not in PAYLOAD_OPS:
                     yield Sample("tocsin_nccl_errors_total", (*key, op), stat.errors)
@@ -53,12 +50,11 @@ class NcclCollector:
 
 def _payloads(rank: RankCounts, key: tuple[str, str]) -> Iterator[Sample]:
     # One for all of them: which one failed first is chance, and the rank's bound of series is tight.
-    errors = sum(rank.stat.op(op_number(op)).errors for op in PAYLOAD_OPS)
+    stats = rank.counted(PAYLOAD_OPS)
+    errors = sum(stat.errors for stat in stats.values())
     yield Sample("tocsin_nccl_errors_total", (*key, "transfer"), errors)
-    for op in PAYLOAD_OPS:
-        if op in rank.without:
-            continue
-        yield Sample("tocsin_nccl_bytes_total", (*key, op), rank.stat.op(op_number(op)).bytes)
+    for op, stat in stats.items():
+        yield Sample("tocsin_nccl_bytes_total", (*key, op), stat.bytes)
         for size, calls in zip(SIZES, rank.stat.sizes(op_number(op)), strict=True):
             if calls:
                 yield Sample("tocsin_nccl_sized_calls_total", (*key, op, size), calls)

@@ -116,14 +116,6 @@ class OutputSource:
         """Return failure lines of ranks that ended in the last 15 minutes, by kind; call under `lock`."""
         return {key: counts for key, (counts, _) in self._failures.items() if key not in self._ranks}
 
-    def last_steps(self) -> dict[Key, int]:
-        """Return the last step of ranks that ended in the last 15 minutes."""
-        with self._lock:
-            self._settle()
-            return {
-                key: training.step for key, (training, _) in self._last.items() if training.step is not None
-            }
-
     def ended_training(self) -> dict[Key, Training]:
         """Return the last state of ranks that printed steps and ended in the last 15 minutes."""
         with self._lock:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tocsin_exporter.identity.model import ProcessIdentity
-from tocsin_exporter.sources.bpf.layout import RankStat
+from tocsin_exporter.sources.bpf.layout import OpStat, RankStat
 from tocsin_exporter.sources.bpf.symbols import op_number
 
 __all__ = ["ExitEvent", "ExitListener", "OutputChunk", "OutputListener", "RankCounts", "wall_offset"]
@@ -65,6 +65,10 @@ class RankCounts:
     stat: RankStat
     offset: float
     without: frozenset[str] = frozenset()
+
+    def counted(self, ops: tuple[str, ...]) -> dict[str, OpStat]:
+        """Return the counts of those of *ops* that are probed, in their order."""
+        return {op: self.stat.op(op_number(op)) for op in ops if op not in self.without}
 
     def last_call(self, ops: tuple[str, ...]) -> float | None:
         """Return when one of *ops* was last called, or None."""

@@ -67,7 +67,6 @@ class Kind(enum.Enum):
     LAUNCH = ("launch_enter", "")
     CALL = ("call_enter", "call_leave")
     NCCL = ("nccl_enter", "nccl_leave")
-    NCCL_ENTRY = ("nccl_enter", "")
     COMM_INIT = ("comm_enter", "comm_leave")
     ASYNC_ERROR = ("async_enter", "async_leave")
 

@@ -147,17 +147,24 @@ def read_tasks(procfs: Path, pid: int, most: int) -> Tasks:
                 continue
             if task is not None:
                 threads.append(task)
-            try:
-                below = _read(f"{name}/children", folder, 8192)
-            except OSError:
-                continue
-            listed = True
-            children += [int(word) for word in below.split() if word.isdigit() and len(word) < 11]
+            below = _children(f"{name}/children", folder)
+            if below is not None:
+                listed = True
+                children += below
     except OSError:
         return Tasks([], [], complete=True)
     finally:
         os.close(folder)
     return Tasks(threads, children if listed else None, complete=len(names) <= most)
+
+
+def _children(path: str, folder: int | None = None) -> list[int] | None:
+    """Return the pids that one thread has started, None where the kernel does not list them."""
+    try:
+        words = _read(path, folder, 8192).split()
+    except OSError:
+        return None
+    return [int(word) for word in words if word.isdigit() and len(word) < 11]
 
 
 def read_status(procfs: Path, pid: int) -> Status | None:
@@ -233,9 +240,5 @@ def read_children(procfs: Path, pid: int, most: int) -> list[int]:
         return []
     found: list[int] = []
     for name in names[:most]:
-        try:
-            below = _read(f"{base}/{name}/children", None, 8192)
-        except OSError:
-            continue
-        found += [int(word) for word in below.split() if word.isdigit() and len(word) < 11]
+        found += _children(f"{base}/{name}/children") or []
     return found

@@ -69,19 +69,20 @@ class SpaceProbe:
         """Ask every path that has no open question; forget the others. Return how many were too many."""
         wanted = sorted(paths)
         chosen = wanted[: self._most]
+        now = self._clock()
         with self._lock:
             for path in [
                 path for path, asked in self._asked.items() if path not in chosen and asked.begin is None
             ]:
                 del self._asked[path]
-            todo = []
+            due = []
             for path in chosen:
                 asked = self._asked.setdefault(path, _Asked())
                 if asked.begin is None:
-                    asked.begin = self._clock()
-                    todo.append((path, asked))
-        for path, asked in todo:
-            threading.Thread(target=self._wait, args=(path, asked), name="space", daemon=True).start()
+                    asked.begin = now
+                    due.append((path, asked))
+        for path, asked in due:
+            threading.Thread(target=self._wait, args=(path, asked, now), name="space", daemon=True).start()
         return len(wanted) - len(chosen)
 
     def answers(self, settle: float = 0.0) -> dict[str, Answer]:
@@ -104,7 +105,7 @@ class SpaceProbe:
                 for path, asked in self._asked.items()
             }
 
-    def _wait(self, path: str, asked: _Asked) -> None:
+    def _wait(self, path: str, asked: _Asked, begin: float) -> None:
         space, error = None, None
         try:
             raw = self._statvfs(path)
@@ -117,5 +118,4 @@ class SpaceProbe:
         except OSError as err:
             error = err.errno or 0
         with self._lock:
-            begin = asked.begin if asked.begin is not None else self._clock()
             asked.space, asked.error, asked.seconds, asked.begin = space, error, self._clock() - begin, None
